@@ -1,0 +1,1 @@
+"""Evaluation: from episodes and features to tables one can trust."""

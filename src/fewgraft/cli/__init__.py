@@ -1,0 +1,53 @@
+"""The `fewgraft` command."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from fewgraft import __version__
+from fewgraft.cli import data, demo, doctor, episode
+from fewgraft.errors import FewgraftError
+
+app = typer.Typer(
+    name="fewgraft",
+    help="Join new classes to a trained image classifier, from a few labelled pictures of each and "
+    "a pile of unlabelled ones, without forgetting the old ones.",
+    epilog="Start with: fewgraft demo",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(demo.demo)
+app.command()(doctor.doctor)
+app.command()(episode.episode)
+app.add_typer(data.app, name="data")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fewgraft {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="And exit.")
+    ] = False,
+) -> None:
+    """Options of the command itself."""
+
+
+def main() -> None:
+    """Run the command; what the user can mend is told without a traceback, with exit code 2."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal without Δ or ± must not end a run
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    try:
+        app()
+    except FewgraftError as error:
+        typer.echo(f"error: {error.problem}", err=True)
+        if error.hint:
+            typer.echo(error.hint, err=True)
+        sys.exit(2)

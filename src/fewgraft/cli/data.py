@@ -1,0 +1,167 @@
+"""`fewgraft data`: add, list, verify and show data sets."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fewgraft.errors import FewgraftError
+
+app = typer.Typer(
+    help="Data sets: the embedded Icons, the published ones, and your own folders.",
+    no_args_is_help=True,
+)
+Root = Annotated[
+    Path | None,
+    typer.Option("--root", help="Where data sets are kept, instead of $FEWGRAFT_HOME/data."),
+]
+
+
+@app.command()
+def add(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="cifar-fs, mini-imagenet or tiered-imagenet; any other name is a folder of yours."
+        ),
+    ],
+    path: Annotated[
+        Path, typer.Option("--from", help="Where the downloaded files or folders are.")
+    ],
+    kind: Annotated[
+        str | None, typer.Option(help="The kind of source, where the name is your own.")
+    ] = None,
+    size: Annotated[int | None, typer.Option(help="Side of the stored pictures in pixels.")] = None,
+    grey: Annotated[
+        bool, typer.Option("--grey", help="Store one channel instead of three.")
+    ] = False,
+    split: Annotated[
+        Path | None,
+        typer.Option(help="folder only: a TOML or CSV file that says what is base and novel."),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Of the draws that divide pictures or classes.")
+    ] = 0,
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="Fail if a picture cannot be read, instead of skipping it."),
+    ] = False,
+    root: Root = None,
+) -> None:
+    """Read pictures into a store of their own; nothing is downloaded, the source is not changed.
+
+    Examples:
+
+      fewgraft data add cifar-fs --from ~/downloads/cifar-100-python
+
+      fewgraft data add birds --from ~/photos/birds --size 96 --split birds.toml
+    """
+    from fewgraft.data.build import describe_skipped
+    from fewgraft.data.catalogue import add_data
+    from fewgraft.data.sources import SourceOptions
+
+    options = SourceOptions(size=size, grey=grey, split=split, seed=seed)
+    store = add_data(name, path.expanduser(), kind, options, root=root, strict=strict)
+    skipped = store.manifest.skipped
+    if skipped:
+        typer.echo(f"skipped {len(skipped)} files that cannot be read:", err=True)
+        typer.echo(describe_skipped(skipped), err=True)
+    for note in store.manifest.notes:
+        typer.echo(f"note: {note}")
+    typer.echo(
+        f"added {name}: {_line(store.manifest.pictures, len(store.classes), store.manifest.size)}"
+    )
+
+
+def _line(pictures: int, classes: int, size: int) -> str:
+    return f"{pictures:,} pictures of {classes} classes at {size}×{size}"
+
+
+@app.command("list")
+def list_() -> None:
+    """List the data sets that are here, and those that could be added.
+
+    Example: fewgraft data list
+    """
+    from fewgraft.data.catalogue import added_names, data_root, open_data
+    from fewgraft.data.icons import ICONS
+    from fewgraft.data.sources import source_kinds
+
+    names = added_names(data_root())
+    for name in [ICONS, *names]:
+        try:
+            store = open_data(name)
+        except FewgraftError as error:
+            typer.echo(f"{name:<16} {error.problem}")
+            continue
+        line = _line(len(store), len(store.classes), store.manifest.size)
+        where = "embedded" if name == ICONS else f"from {store.manifest.source}"
+        typer.echo(f"{name:<16} {line} ({where})")
+    for kind in source_kinds().values():
+        if kind.name not in names:
+            typer.echo(f"{kind.name:<16} not added: {kind.summary}")
+    typer.echo(f"\nAdd one with `fewgraft data add NAME --from PATH`. Kept in {data_root()}")
+
+
+@app.command()
+def verify(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Data sets; all that are here if none is named.")
+    ] = None,
+    root: Root = None,
+) -> None:
+    """Read every byte of a data set and check it against its content hash.
+
+    Example: fewgraft data verify cifar-fs
+    """
+    from fewgraft.data.catalogue import added_names, data_root, open_data
+    from fewgraft.data.icons import ICONS
+    from fewgraft.data.store import verify_store
+
+    for name in names or [ICONS, *added_names(root or data_root())]:
+        store = open_data(name, root)
+        verify_store(store)
+        line = _line(len(store), len(store.classes), store.manifest.size)
+        typer.echo(f"{name}: {line}, content {store.manifest.content[:16]}: as it should be")
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="A data set.")],
+    out: Annotated[Path | None, typer.Option(help="PNG file; NAME.png if not given.")] = None,
+    part: Annotated[
+        list[str] | None, typer.Option(help="Only this part, such as novel/test; may be repeated.")
+    ] = None,
+    classes: Annotated[
+        int, typer.Option(min=1, max=400, help="How many classes, at the most.")
+    ] = 36,
+    pictures: Annotated[int, typer.Option(min=1, max=100, help="How many of each.")] = 16,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed shows others.")] = 0,
+    root: Root = None,
+) -> None:
+    """Draw a contact sheet and print how many classes and pictures each part has.
+
+    Examples:
+
+      fewgraft data show icons
+
+      fewgraft data show cifar-fs --part novel/test --classes 20 --out sheet.png
+    """
+    from rich.console import Console
+
+    from fewgraft.cli.output import save_picture
+    from fewgraft.data.catalogue import open_data
+    from fewgraft.data.contact_sheet import class_rows, draw_sheet
+    from fewgraft.data.overview import counts_table
+    from fewgraft.data.parts import PARTS, Part
+    from fewgraft.errors import nearest
+
+    for wanted in part or ():
+        if wanted not in PARTS:
+            raise FewgraftError(f"'{wanted}' is not a part", nearest(wanted, map(str, PARTS)))
+    store = open_data(name, root)
+    Console().print(counts_table(store))
+    rows = class_rows(store, [Part(p) for p in part or PARTS], classes, pictures, seed)
+    if not rows:
+        raise FewgraftError(f"{name} has no pictures in {', '.join(part or ())}")
+    save_picture(draw_sheet(store, rows), out or Path(f"{name}.png"))

@@ -1,0 +1,21 @@
+"""What several commands do with what they made."""
+
+import io
+from pathlib import Path
+
+import typer
+from PIL import Image
+
+from fewgraft.errors import FewgraftError
+from fewgraft.files import write_atomically
+
+
+def save_picture(image: Image.Image, path: Path) -> None:
+    """Write a PNG and say where it is."""
+    packed = io.BytesIO()
+    image.save(packed, format="PNG")
+    try:
+        write_atomically(path, packed.getvalue())
+    except OSError as error:
+        raise FewgraftError(f"cannot write {path}: {error.strerror}") from None
+    typer.echo(f"wrote {path}")

@@ -1,0 +1,1 @@
+"""Pictures: where they come from, how they are stored, which part each belongs to."""

@@ -1,0 +1,167 @@
+"""CIFAR-FS: CIFAR-100 divided into 64 base, 16 novel-val and 20 novel-test classes.
+
+Bertinetto et al., "Meta-learning with differentiable closed-form solvers", ICLR 2019. Base test
+pictures are the official test pictures; a tenth of the official training pictures of each base
+class, by a seeded draw of ours, validates. Novel classes keep all their pictures.
+
+The draw goes by the original file names within a class, so that it takes the same pictures
+whatever form the files have.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fewgraft.data.build import Item, Source
+from fewgraft.data.parts import Part
+from fewgraft.data.pictures import Pixels
+from fewgraft.data.safe_pickle import load_plain_pickle
+from fewgraft.data.sources import SourceKind, SourceOptions, layout_error, refuse_split
+from fewgraft.data.splits import draw_base_parts, published_home
+from fewgraft.errors import FewgraftError
+
+NATIVE_SIZE = 32
+PICTURES = 60_000
+VAL_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class _Half:
+    """The official training or test half of CIFAR-100."""
+
+    labels: NDArray[np.int64]  # [n], classes by the alphabet
+    names: NDArray[np.str_]  # [n], original file names
+    pictures: Callable[[], Iterator[bytes | Pixels]]  # in the order of the labels
+
+
+def _open(path: Path, options: SourceOptions) -> Source:
+    refuse_split(KIND, options)
+    train, test = _halves(path)
+    homes = published_home("cifar-fs")
+    classes = sorted(homes, key=lambda name: (homes[name].code, name))
+    total = len(train.labels) + len(test.labels)
+    return Source(
+        kind=KIND.name,
+        where=path,
+        classes=classes,
+        items=_items(train, test, classes, options.seed),
+        total=total,
+        size=options.size or NATIVE_SIZE,
+        channels=1 if options.grey else 3,
+        notes=_notes(total, options),
+    )
+
+
+def _notes(total: int, options: SourceOptions) -> tuple[str, ...]:
+    drawn = f"base val: a tenth of the official training pictures, drawn with seed {options.seed}"
+    if total == PICTURES:
+        return (drawn,)
+    return (drawn, f"incomplete: {total:,} of {PICTURES:,} pictures")
+
+
+def _items(train: _Half, test: _Half, classes: list[str], seed: int) -> Iterator[Item]:
+    homes = published_home("cifar-fs")
+    alphabet = sorted(homes)  # CIFAR-100 numbers its classes by the alphabet
+    for half, base_parts in ((train, _train_parts(train, seed)), (test, None)):
+        for number, picture in enumerate(half.pictures()):
+            name = alphabet[half.labels[number]]
+            part = homes[name]
+            if part.is_base:
+                part = base_parts[number] if base_parts else Part.BASE_TEST
+            yield Item(picture, classes.index(name), part, f"{name}/{half.names[number]}")
+
+
+def _train_parts(train: _Half, seed: int) -> list[Part]:
+    """A draw of train and val for every official training picture, class by class."""
+    parts = [Part.BASE_TRAIN] * len(train.labels)
+    for label in range(100):
+        own = np.flatnonzero(train.labels == label)
+        by_name = own[np.argsort(train.names[own], kind="stable")]
+        drawn = draw_base_parts(len(own), val=VAL_SHARE, test=0, seed=seed, label=label)
+        for number, part in zip(by_name.tolist(), drawn, strict=True):
+            parts[number] = part
+    return parts
+
+
+def _halves(path: Path) -> tuple[_Half, _Half]:
+    for folder in (path, path / "cifar-100-python", path / "data"):
+        parquet = [sorted(folder.glob(f"{half}*.parquet")) for half in ("train", "test")]
+        if all(parquet):
+            return _open_parquet(parquet[0]), _open_parquet(parquet[1])
+        if (folder / "train").is_file() and (folder / "test").is_file():
+            return _open_pickle(folder / "train"), _open_pickle(folder / "test")
+    raise layout_error(KIND, path)
+
+
+def _open_parquet(files: list[Path]) -> _Half:
+    """Files with a column of encoded pictures and a column `fine_label`."""
+    import pyarrow
+    import pyarrow.compute
+    import pyarrow.parquet as pq
+
+    try:
+        column = _picture_column(files[0])
+        tables = [pq.ParquetFile(f).read([f"{column}.path", "fine_label"]) for f in files]
+        whole = pyarrow.concat_tables(tables).combine_chunks()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise FewgraftError(f"{files[0]} is not a readable parquet file: {error}") from None
+    names = pyarrow.compute.struct_field(whole[column], "path").fill_null("").to_pylist()
+
+    def pictures() -> Iterator[bytes]:
+        for file in files:
+            for batch in pq.ParquetFile(file).iter_batches(256, columns=[f"{column}.bytes"]):
+                for picture in batch.column(0).field("bytes"):
+                    yield picture.as_py() or b""
+
+    return _Half(_checked(whole["fine_label"].to_numpy(), files[0]), np.array(names), pictures)
+
+
+def _picture_column(file: Path) -> str:
+    import pyarrow.parquet as pq
+
+    columns = pq.read_schema(file).names
+    column = next((name for name in ("img", "image") if name in columns), None)
+    if column is None or "fine_label" not in columns:
+        raise FewgraftError(
+            f"{file} has the columns {', '.join(columns)}",
+            "CIFAR-100 needs the columns img (with bytes and path in it) and fine_label.",
+        )
+    return column
+
+
+def _open_pickle(file: Path) -> _Half:
+    """A file of the original `cifar-100-python` form: rows of 3072 bytes, channel by channel."""
+    content = load_plain_pickle(file)
+    if not isinstance(content, dict) or not {"data", "fine_labels"} <= content.keys():
+        raise FewgraftError(f"{file} lacks the keys data and fine_labels of cifar-100-python")
+    rows = np.asarray(content["data"])
+    labels = _checked(content["fine_labels"], file)
+    if rows.dtype != np.uint8 or rows.shape != (len(labels), 3 * NATIVE_SIZE**2):
+        raise FewgraftError(f"{file}: data is {rows.dtype} {rows.shape}, not uint8 [n, 3072]")
+    names = np.array([_text(n) for n in content.get("filenames", [""] * len(labels))])
+    order = np.lexsort((names, labels))  # the file is shuffled; by class and name it is the same
+    pictures = rows.reshape(-1, 3, NATIVE_SIZE, NATIVE_SIZE).transpose(0, 2, 3, 1)
+    return _Half(labels[order], names[order], lambda: (pictures[row] for row in order))
+
+
+def _text(name: str | bytes) -> str:
+    return name.decode() if isinstance(name, bytes) else name
+
+
+def _checked(labels: ArrayLike, file: Path) -> NDArray[np.int64]:
+    numbers = np.asarray(labels).astype(np.int64)
+    if len(numbers) and not 0 <= numbers.min() <= numbers.max() < 100:
+        raise FewgraftError(f"{file}: fine labels must run from 0 to 99")
+    return numbers
+
+
+KIND = SourceKind(
+    name="cifar-fs",
+    summary="CIFAR-100 in 64 base, 16 + 20 novel classes, 32 px",
+    layout="a folder with train*.parquet and test*.parquet (columns img.bytes, fine_label), or the "
+    "unpacked cifar-100-python folder with the files train and test.",
+    open=_open,
+)

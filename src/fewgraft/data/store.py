@@ -1,0 +1,198 @@
+"""ImageStore: pictures as one array of bytes on disk, with labels, parts and a manifest.
+
+    NAME/pictures.npy   uint8 [n, size, size, channels], read through a memory map
+    NAME/labels.npy     int32 [n], positions in the manifest's class list; base classes come first
+    NAME/parts.npy      uint8 [n], positions in `PARTS`
+    NAME/manifest.json  class names, counts, source, what was left out, content hash
+
+Any tool that reads .npy can read it. The content hash covers pixels, labels, parts and class names
+in their order, not where they came from: two sources with the same pictures have the same hash.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from fewgraft.data.parts import BASE_PARTS, NOVEL_PARTS, PARTS, Part
+from fewgraft.data.pictures import Pixels
+from fewgraft.errors import FewgraftError
+
+FORMAT = 1
+
+
+class Skipped(BaseModel):
+    """A picture that was left out, and why."""
+
+    model_config = ConfigDict(frozen=True)
+    origin: str
+    reason: str
+
+
+class Manifest(BaseModel):
+    """What a store says of itself."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    format: int = FORMAT
+    name: str
+    kind: str
+    source: str
+    size: int
+    channels: int
+    pictures: int
+    classes: tuple[str, ...]
+    counts: dict[str, int]
+    content: str
+    notes: tuple[str, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+
+
+@dataclass(frozen=True)
+class ImageStore:
+    """Pictures with labels and parts; the arrays may be memory maps."""
+
+    pictures: Pixels
+    labels: NDArray[np.int32]
+    parts: NDArray[np.uint8]
+    manifest: Manifest
+    _by_class: dict[Part, dict[int, NDArray[np.int64]]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    def __len__(self) -> int:
+        """How many pictures there are."""
+        return len(self.labels)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of all classes; a label is a position in it."""
+        return self.manifest.classes
+
+    @property
+    def base_classes(self) -> tuple[str, ...]:
+        """Names of the base classes: the first N_b of `classes`."""
+        base = np.isin(self.parts, [part.code for part in BASE_PARTS])
+        return self.classes[: int(self.labels[base].max(initial=-1)) + 1]
+
+    @property
+    def rehearses_on_base(self) -> bool:
+        """Whether novel training classes must be drawn from base classes, for lack of others."""
+        return not (self.parts == Part.NOVEL_TRAIN.code).any()
+
+    def indices(self, part: Part) -> NDArray[np.int64]:
+        """Which pictures belong to a part, ascending."""
+        return np.flatnonzero(self.parts == part.code).astype(np.int64)
+
+    def by_class(self, part: Part) -> Mapping[int, NDArray[np.int64]]:
+        """The pictures of each class of a part: {label: ascending indices}, labels ascending."""
+        if part not in self._by_class:
+            chosen = self.indices(part)
+            labels = self.labels[chosen]
+            present = np.unique(labels)
+            self._by_class[part] = {int(label): chosen[labels == label] for label in present}
+        return self._by_class[part]
+
+
+def pixel_hash(size: int, channels: int) -> "hashlib._Hash":
+    """The hash that a store's pixels are fed to, picture by picture."""
+    return hashlib.sha256(f"{size}×{size}×{channels}".encode())
+
+
+def content_hash(
+    pixels: bytes, labels: NDArray[np.int32], parts: NDArray[np.uint8], classes: Sequence[str]
+) -> str:
+    """SHA-256 over the digest of the pixels, the labels and parts [n] and the class names."""
+    whole = hashlib.sha256(pixels)
+    whole.update(np.stack([labels, parts], axis=1).astype("<i4").tobytes())
+    whole.update(json.dumps(list(classes)).encode())
+    return whole.hexdigest()
+
+
+def hash_arrays(
+    pictures: Pixels, labels: NDArray[np.int32], parts: NDArray[np.uint8], classes: Sequence[str]
+) -> str:
+    """The content hash of arrays, read a slice at a time."""
+    digest = pixel_hash(pictures.shape[1], pictures.shape[3])
+    for start in range(0, len(pictures), 1024):
+        digest.update(np.ascontiguousarray(pictures[start : start + 1024]).data)
+    return content_hash(digest.digest(), labels, parts, classes)
+
+
+def count_parts(parts: NDArray[np.uint8]) -> dict[str, int]:
+    """How many pictures each part holds; parts without pictures are left out."""
+    counts = np.bincount(parts, minlength=len(PARTS))
+    return {str(part): int(counts[part.code]) for part in PARTS if counts[part.code]}
+
+
+def open_store(folder: Path) -> ImageStore:
+    """Open a store without reading its pictures; damage that shows at a glance is an error."""
+    manifest = _read_manifest(folder)
+    try:
+        store = ImageStore(
+            pictures=np.load(folder / "pictures.npy", mmap_mode="r"),
+            labels=np.load(folder / "labels.npy"),
+            parts=np.load(folder / "parts.npy"),
+            manifest=manifest,
+        )
+    except (OSError, ValueError, EOFError) as error:
+        raise FewgraftError(f"{folder} is damaged: {error}", _ADD_AGAIN) from None
+    expected = (manifest.pictures, manifest.size, manifest.size, manifest.channels)
+    if store.pictures.shape != expected or not len(store.labels) == len(store.parts) == expected[0]:
+        raise FewgraftError(f"{folder} is damaged: its arrays do not fit its manifest", _ADD_AGAIN)
+    return store
+
+
+_ADD_AGAIN = "Add it again with `fewgraft data add NAME --from PATH`."
+
+
+def _read_manifest(folder: Path) -> Manifest:
+    path = folder / "manifest.json"
+    try:
+        manifest = Manifest.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise FewgraftError(f"{path} cannot be read: {error.strerror}", _ADD_AGAIN) from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(step) for step in first["loc"])
+        raise FewgraftError(f"{path} is damaged: {where} {first['msg']}", _ADD_AGAIN) from None
+    if manifest.format != FORMAT:
+        raise FewgraftError(
+            f"{path} has format {manifest.format}; this version reads format {FORMAT}", _ADD_AGAIN
+        )
+    return manifest
+
+
+def verify_store(store: ImageStore) -> None:
+    """Read every byte and check it against the manifest and the rules of the six parts."""
+    manifest = store.manifest
+    found = hash_arrays(store.pictures, store.labels, store.parts, store.classes)
+    if found != manifest.content:
+        raise FewgraftError(
+            f"{manifest.name}: the content hash is {found[:16]}, the manifest says "
+            f"{manifest.content[:16]}: the files were changed or damaged",
+            _ADD_AGAIN,
+        )
+    check_parts(store)
+
+
+def check_parts(store: ImageStore) -> None:
+    """Base classes first, every novel class in one part only, no class without a picture."""
+    name = store.manifest.name
+    homes: dict[int, Part] = {}
+    base = {label for part in BASE_PARTS for label in store.by_class(part)}
+    for part in NOVEL_PARTS:
+        for label in store.by_class(part):
+            if label in base or label in homes:
+                other = homes.get(label, Part.BASE_TRAIN)
+                raise FewgraftError(
+                    f"{name}: class '{store.classes[label]}' is in {part} and in {other}; "
+                    "novel parts must hold classes of their own"
+                )
+            homes[label] = part
+    if base != set(range(len(base))) or len(base) + len(homes) != len(store.classes):
+        raise FewgraftError(f"{name}: labels do not run through the class list, base classes first")

@@ -1,0 +1,48 @@
+"""Progress on anything over a few seconds: a bar on a terminal, a line now and then in a log."""
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+T = TypeVar("T")
+SECONDS_BETWEEN_LINES = 10.0
+
+
+def track(items: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
+    """Pass `items` on and show on standard error how far they are and when they will be done."""
+    if sys.stderr.isatty():
+        yield from _bar(items, description, total)
+    else:
+        yield from _lines(items, description, total)
+
+
+def _bar(items: Iterable[T], description: str, total: int | None) -> Iterator[T]:
+    from rich import progress
+    from rich.console import Console
+
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        yield from bar.track(items, total=total, description=description)
+
+
+def _lines(items: Iterable[T], description: str, total: int | None) -> Iterator[T]:
+    start = last = time.monotonic()
+    for done, item in enumerate(items, 1):
+        yield item
+        now = time.monotonic()
+        if now - last >= SECONDS_BETWEEN_LINES:
+            last = now
+            print(f"{description}: {_so_far(done, total, now - start)}", file=sys.stderr)
+
+
+def _so_far(done: int, total: int | None, seconds: float) -> str:
+    if not total:
+        return f"{done} in {seconds:.0f} s"
+    return f"{done}/{total} in {seconds:.0f} s, about {seconds / done * (total - done):.0f} s to go"

@@ -1,0 +1,55 @@
+"""Shared fixtures: real data where it is there, small files of exact layouts where it is not."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from fewgraft.data.icons import load_icons
+from fewgraft.data.store import ImageStore
+
+CIFAR = Path(__file__).resolve().parents[2] / "shared" / "data" / "cifar100"
+needs_cifar = pytest.mark.skipif(not CIFAR.is_dir(), reason=f"CIFAR-100 is not in {CIFAR}")
+
+Pixels = NDArray[np.uint8]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quiet_neighbour() -> None:
+    """Waiting threads must not take the core another process of the test needs."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+@pytest.fixture(scope="session")
+def icons() -> ImageStore:
+    return load_icons()
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test touches the data sets of whoever runs it."""
+    monkeypatch.setenv("FEWGRAFT_HOME", str(tmp_path / "home"))
+
+
+def noise(seed: int, *shape: int) -> Pixels:
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+@pytest.fixture
+def make_tree(tmp_path: Path) -> Callable[..., Path]:
+    """A tree of class folders with small distinct pictures."""
+
+    def make(classes: int = 8, pictures: int = 10, name: str = "my photos") -> Path:
+        root = tmp_path / name
+        for c in range(classes):
+            folder = root / f"class {c:02d}"
+            folder.mkdir(parents=True)
+            for p in range(pictures):
+                Image.fromarray(noise(1000 * c + p, 12, 10, 3)).save(folder / f"photo {p}.png")
+        return root
+
+    return make

@@ -1,0 +1,53 @@
+"""Lower layers never import upper ones."""
+
+import ast
+from pathlib import Path
+
+import fewgraft
+
+ROOT = Path(fewgraft.__file__).parent
+# From the ground up; modules of one layer may know each other.
+LAYERS = (
+    {"errors", "draws", "progress", "files", "__init__"},
+    {"data"},
+    {"prototypes", "handmade"},
+    {"episodes", "metrics"},
+    {"bench"},
+    {"cli"},
+    {"__main__"},
+)
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+
+
+def home(module: Path) -> str:
+    return module.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imported(module: Path) -> set[str]:
+    """Top-level names under `fewgraft` that a module imports, anywhere in it."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(module.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fewgraft"):
+            steps = (node.module or "").split(".")
+            found = {steps[1]} if len(steps) > 1 else {alias.name for alias in node.names}
+            names |= {name for name in found if name != "__version__"}
+        if isinstance(node, ast.Import):
+            names |= {a.name.split(".")[1] for a in node.names if a.name.startswith("fewgraft.")}
+    return names
+
+
+def test_every_module_has_a_layer_and_looks_down_only() -> None:
+    modules = sorted(ROOT.rglob("*.py"))
+    assert len(modules) > 30
+    for module in modules:
+        assert home(module) in RANK, f"{home(module)} has no layer: give it one in this test"
+        for name in imported(module):
+            assert RANK[name] <= RANK[home(module)], f"{module.name} looks up to {name}"
+
+
+def test_the_data_layer_needs_no_torch() -> None:
+    """So that `fewgraft data` starts at once and works where torch is not installed yet."""
+    for module in (ROOT / "data").rglob("*.py"):
+        source = module.read_text()
+        assert "import torch" not in source
+        assert "from torch" not in source

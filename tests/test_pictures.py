@@ -1,0 +1,190 @@
+"""Every kind of picture file comes out right, or is refused with a reason."""
+
+import io
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import noise
+from PIL import Image
+
+from fewgraft.data.pictures import PictureError, read_picture
+
+RED, WHITE = (255, 0, 0), (255, 255, 255)
+
+
+def packed(image: Image.Image, format: str, **options: object) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, format, **options)
+    return stream.getvalue()
+
+
+def close(pixels: np.ndarray, colour: object, within: int = 3) -> bool:
+    return bool((np.abs(pixels.astype(int) - np.array(colour)) <= within).all())
+
+
+def test_a_plain_picture_of_the_right_size_is_kept_to_the_bit() -> None:
+    pixels = noise(0, 16, 16, 3)
+    assert (read_picture(packed(Image.fromarray(pixels), "PNG"), 16, 3) == pixels).all()
+
+
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM"])
+def test_usual_formats(format: str) -> None:
+    assert close(read_picture(packed(Image.new("RGB", (20, 30), RED), format), 8, 3), RED)
+
+
+def test_grey_becomes_three_equal_channels_and_colour_becomes_grey() -> None:
+    grey = noise(1, 8, 8)
+    content = packed(Image.fromarray(grey), "PNG")
+    assert (read_picture(content, 8, 3) == grey[:, :, None]).all()
+    assert (read_picture(content, 8, 1) == grey[:, :, None]).all()
+    assert close(read_picture(packed(Image.new("RGB", (8, 8), RED), "PNG"), 8, 1), 76)
+
+
+def test_palette() -> None:
+    assert close(read_picture(packed(Image.new("RGB", (8, 8), RED).convert("P"), "PNG"), 8, 3), RED)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+def test_transparent_pixels_show_white_paper(mode: str) -> None:
+    content = packed(Image.new(mode, (8, 8), 0), "PNG")
+    assert close(read_picture(content, 8, 3), WHITE)
+
+
+def test_half_transparent_red_is_pink() -> None:
+    content = packed(Image.new("RGBA", (8, 8), (255, 0, 0, 128)), "PNG")
+    assert close(read_picture(content, 8, 3), (255, 127, 127))
+
+
+def test_palette_with_transparency_shows_white_paper() -> None:
+    image = Image.new("P", (8, 8), 0)
+    image.putpalette([0, 0, 0, 255, 0, 0])
+    assert close(read_picture(packed(image, "PNG", transparency=0), 8, 3), WHITE)
+
+
+@pytest.mark.parametrize("format", ["JPEG", "TIFF"])
+@pytest.mark.parametrize(
+    ("ink", "colour"), [((0, 255, 255, 0), RED), ((0, 0, 0, 0), WHITE), ((0, 0, 0, 255), (0, 0, 0))]
+)
+def test_cmyk(format: str, ink: tuple[int, ...], colour: tuple[int, ...]) -> None:
+    assert close(read_picture(packed(Image.new("CMYK", (8, 8), ink), format), 8, 3), colour)
+
+
+@pytest.mark.parametrize("format", ["PNG", "TIFF"])
+def test_sixteen_bits_keep_the_high_byte(format: str) -> None:
+    values = np.arange(64, dtype=np.uint16).reshape(8, 8) * 1024
+    pixels = read_picture(packed(Image.fromarray(values), format), 8, 1)
+    assert (pixels[:, :, 0] == values >> 8).all()
+
+
+def test_a_dark_sixteen_bit_picture_stays_dark() -> None:
+    values = np.full((8, 8), 200, dtype=np.uint16)
+    assert (read_picture(packed(Image.fromarray(values), "PNG"), 8, 1) == 0).all()
+
+
+def test_floating_point() -> None:
+    unit = Image.fromarray(np.full((8, 8), 0.5, np.float32))
+    wide = Image.fromarray(np.full((8, 8), 128, np.float32))
+    for image in (unit, wide):
+        assert close(read_picture(packed(image, "TIFF"), 8, 1), 128)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_rotation_shows_the_picture_upright(orientation: int) -> None:
+    upright = Image.new("RGB", (16, 16), "blue")
+    upright.paste("red", (0, 0, 16, 4))  # a red band on top
+    undo = {
+        1: None,
+        2: Image.Transpose.FLIP_LEFT_RIGHT,
+        3: Image.Transpose.ROTATE_180,
+        4: Image.Transpose.FLIP_TOP_BOTTOM,
+        5: Image.Transpose.TRANSPOSE,
+        6: Image.Transpose.ROTATE_90,
+        7: Image.Transpose.TRANSVERSE,
+        8: Image.Transpose.ROTATE_270,
+    }[orientation]
+    stored = upright.transpose(undo) if undo is not None else upright
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    pixels = read_picture(packed(stored, "PNG", exif=exif), 16, 3)
+    assert close(pixels[:3], RED)
+    assert close(pixels[5:], (0, 0, 255))
+
+
+def test_a_wide_picture_loses_its_sides_not_its_shape() -> None:
+    image = Image.new("RGB", (64, 16), RED)
+    image.paste("blue", (24, 0, 40, 16))
+    assert close(read_picture(packed(image, "PNG"), 16, 3)[:, 1:-1], (0, 0, 255), within=12)
+
+
+def test_a_large_photograph_is_decoded_small() -> None:
+    photograph = Image.new("RGB", (4000, 3000), RED)
+    assert close(read_picture(packed(photograph, "JPEG"), 32, 3), RED)
+
+
+def test_pixels_that_are_decoded_already() -> None:
+    pixels = noise(2, 10, 10, 3)
+    assert read_picture(pixels, 10, 3) is pixels
+    assert read_picture(pixels, 5, 1).shape == (5, 5, 1)
+    assert read_picture(pixels[:, :, :1], 10, 3).shape == (10, 10, 3)
+    with pytest.raises(PictureError, match="float32"):
+        read_picture(pixels.astype(np.float32), 10, 3)
+
+
+def giant_png(side: int) -> bytes:
+    """A valid picture of side × side one-bit pixels: small on disk, 2.5 gigapixels in memory."""
+
+    def chunk(name: bytes, body: bytes) -> bytes:
+        check = struct.pack(">I", zlib.crc32(name + body))
+        return struct.pack(">I", len(body)) + name + body + check
+
+    rows = zlib.compressobj(1)
+    row = bytes(1 + side // 8)
+    data = b"".join(rows.compress(row * 500) for _ in range(side // 500)) + rows.flush()
+    header = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+    )
+
+
+def damaged_pictures() -> dict[str, bytes]:
+    whole = packed(Image.fromarray(noise(3, 64, 64, 3)), "PNG")
+    jpeg = packed(Image.fromarray(noise(3, 64, 64, 3)), "JPEG")
+    return {
+        "empty.png": b"",
+        "truncated.png": whole[: len(whole) // 2],
+        "truncated.jpg": jpeg[: len(jpeg) // 2],
+        "header only.png": whole[:20],
+        "text.png": b"this is no picture at all\n" * 20,
+        "program.jpg": b"\x7fELF" + bytes(200),
+        "vector.svg": b"<svg xmlns='http://www.w3.org/2000/svg'/>",
+        "postscript.eps": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage\n",
+        "wrong sum.png": whole[:40] + b"\0\0\0\0" + whole[44:],
+        "giant.png": giant_png(50_000),
+    }
+
+
+@pytest.mark.parametrize(("name", "content"), damaged_pictures().items())
+def test_damaged_pictures_are_refused_with_a_reason(
+    tmp_path: Path, name: str, content: bytes
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    for form in (content, tmp_path / name):
+        with pytest.raises(PictureError) as refused:
+            read_picture(form, 8, 3)
+        assert str(refused.value)
+
+
+def test_reasons_are_in_plain_words(tmp_path: Path) -> None:
+    def reason(content: bytes | Path) -> str:
+        with pytest.raises(PictureError) as refused:
+            read_picture(content, 8, 3)
+        return str(refused.value)
+
+    assert reason(b"") == "empty file"
+    assert reason(b"hello") == "not a picture of a known format"
+    assert "pixels" in reason(giant_png(50_000))
+    assert "pixels" in reason(giant_png(10_000)), "beyond our limit, below Pillow's"
+    assert "No such file" in reason(tmp_path / "gone.png")
