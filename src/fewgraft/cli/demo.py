@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from fewgraft.errors import FewgraftError
+
 
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("fewgraft-demo"),
@@ -22,4 +24,7 @@ def demo(
     console.print("Fewgraft demo: opening the embedded Icons ...", highlight=False)
     from fewgraft.bench.demo import run_demo
 
-    run_demo(out, episodes, console)
+    try:
+        run_demo(out, episodes, console)
+    except OSError as error:
+        raise FewgraftError(f"cannot write {out}: {error.strerror or error}") from None

@@ -1,0 +1,199 @@
+"""The command as a person meets it: a real process, its output, its exit code."""
+
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+PROJECT = Path(__file__).resolve().parents[1]
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Run `fewgraft` with these arguments in an empty folder."""
+
+    def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "fewgraft", *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "COLUMNS": "120", **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return call
+
+
+COMMANDS = [
+    [],
+    ["demo"],
+    ["doctor"],
+    ["episode"],
+    ["data"],
+    ["data", "add"],
+    ["data", "list"],
+    ["data", "verify"],
+    ["data", "show"],
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_explains_itself(run: Run, command: list[str]) -> None:
+    result = run(*command, "--help")
+    assert result.returncode == 0, result.stderr
+    assert "Usage" in result.stdout
+    if command not in ([], ["data"]):
+        assert "Example" in result.stdout
+
+
+def test_help_needs_no_torch() -> None:
+    script = (
+        "import sys; sys.argv = ['fewgraft', '--help']\n"
+        "from fewgraft.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "assert 'torch' not in sys.modules, 'the command would start slowly'\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+
+
+def test_version(run: Run) -> None:
+    assert re.fullmatch(r"fewgraft \d+\.\d+\.\d+\n", run("--version").stdout)
+
+
+def test_doctor_tells_what_is_there_and_what_is_missing(run: Run) -> None:
+    result = run("doctor")
+    assert result.returncode == 0, result.stderr
+    for word in ("python", "torch", "threads", "GiB free", "icons", "pytest"):
+        assert word in result.stdout
+    assert "missing; fewgraft data add cifar-fs --from PATH" in result.stdout
+
+
+def test_the_whole_way_of_a_folder(run: Run, make_tree: Callable[..., Path]) -> None:
+    root = make_tree(classes=12, pictures=12, name="photos [old] & new")
+    (root / "class 00" / "broken [1].jpg").write_bytes(b"")
+    added = run("data", "add", "my photos", "--from", str(root), "--size", "32")
+    assert added.returncode == 0, added.stderr
+    assert "added my photos: 144 pictures of 12 classes at 32×32" in added.stdout
+    assert "class 00/broken [1].jpg: empty file" in added.stderr
+    assert "my photos" in run("data", "list").stdout
+    assert "as it should be" in run("data", "verify", "my photos").stdout
+    shown = run("data", "show", "my photos", "--out", "sheet one.png")
+    assert shown.returncode == 0, shown.stderr
+    assert "wrote sheet one.png" in shown.stdout
+    strict = run("data", "add", "my photos", "--from", str(root), "--strict")
+    assert strict.returncode == 2
+    assert "1 of 145 pictures" in strict.stderr
+
+
+def test_show_draws_a_sheet_that_opens(run: Run, tmp_path: Path) -> None:
+    result = run("data", "show", "icons", "--part", "novel/test", "--classes", "5")
+    assert result.returncode == 0, result.stderr
+    with Image.open(tmp_path / "icons.png") as sheet:
+        assert sheet.height > 5 * 48
+    assert "novel/test" in result.stdout
+
+
+def test_an_episode_to_look_at(run: Run, tmp_path: Path) -> None:
+    result = run("episode", "--shots", "5", "--number", "3", "--out", "episode.png")
+    assert result.returncode == 0, result.stderr
+    assert "5-way 5-shot" in result.stdout
+    assert re.search(r"hash [0-9a-f]{16}", result.stdout)
+    with Image.open(tmp_path / "episode.png") as drawing:
+        assert drawing.width > 500
+    again = run("episode", "--shots", "5", "--number", "3")
+    assert result.stdout.startswith(again.stdout)
+
+
+BAD = [
+    (["data", "add", "x", "--from", "gone"], "gone does not exist"),
+    (["data", "add", "x"], "--from"),
+    (["data", "add", "icons", "--from", "."], "embedded"),
+    (["data", "add", "x", "--from", "."], "class folders"),
+    (["data", "add", "../x", "--from", "."], "cannot be a name"),
+    (["data", "add", "x", "--kind", "foldr", "--from", "."], "Did you mean 'folder'"),
+    (["data", "add", "cifar-fs", "--from", "."], "does not look like cifar-fs"),
+    (["data", "add", "x", "--from", ".", "--size", "2"], "8 to 1024"),
+    (["data", "show", "iconz"], "Did you mean 'icons'"),
+    (["data", "show", "icons", "--part", "novel/tset"], "Did you mean 'novel/test'"),
+    (["data", "verify", "nothing"], "no data set 'nothing'"),
+    (["episode", "--setting", "s3i"], "Did you mean"),
+    (["episode", "--shots", "70"], "pictures in novel/test"),
+    (["episode", "--shots", "0"], "shots"),
+    (["demo", "--episodes", "0"], "episodes"),
+    (["unheard-of"], "unheard-of"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD)
+def test_what_is_wrong_is_said_without_a_traceback(
+    run: Run, arguments: list[str], message: str
+) -> None:
+    result = run(*arguments)
+    assert result.returncode == 2, result.stdout
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_file_in_the_way_is_an_error(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for arguments in (["data", "show", "icons"], ["demo"]):
+        result = run(*arguments, "--out", "file/inside.png")
+        assert result.returncode == 2, result.stdout
+        assert "cannot write" in result.stderr
+        assert "Traceback" not in result.stderr
+
+
+def test_the_demo_shows_pictures_an_episode_and_a_table(run: Run, tmp_path: Path) -> None:
+    result = run("demo", "--episodes", "40")
+    assert result.returncode == 0, result.stderr
+    for word in ("base/train", "novel/test", "s2i (test)", "incremental", "Acc", "Done in"):
+        assert word in result.stdout
+    for name in ("icons.png", "episode.png"):
+        with Image.open(tmp_path / "fewgraft-demo" / name) as picture:
+            picture.load()
+
+
+def test_a_terminal_without_our_letters_does_not_end_a_run(run: Run) -> None:
+    result = run("episode", PYTHONIOENCODING="ascii")
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_wheel_holds_everything_and_works_from_any_folder(run: Run, tmp_path: Path) -> None:
+    wheels = tmp_path / "wheels"
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels)]
+    command = [sys.executable, "-m", "pip", "wheel", *options, str(PROJECT)]
+    subprocess.run(command, check=True, capture_output=True)
+    (wheel,) = wheels.glob("fewgraft-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        archive.extractall(tmp_path / "installed")
+    assert any(name.endswith("embedded/icons.npy.xz") for name in names)
+    assert any(name.endswith("embedded/icons-attribution.csv") for name in names)
+    assert any(name.endswith("/LICENSE") for name in names)
+    script = "import fewgraft, sys; print(fewgraft.__file__); from fewgraft.cli import main; main()"
+    result = subprocess.run(
+        [sys.executable, "-S", "-c", _without_editable(script), "data", "verify", "icons"],
+        cwd="/",
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert str(tmp_path / "installed") in result.stdout
+    assert "as it should be" in result.stdout
+
+
+def _without_editable(script: str) -> str:
+    """Let the dependencies be found, but not this checkout."""
+    paths = [p for p in sys.path if p.endswith("site-packages")]
+    return f"import sys; sys.path += {paths!r}; {script}"
