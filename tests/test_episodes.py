@@ -321,6 +321,29 @@ def test_the_pools_of_a_store_are_its_parts(icons: ImageStore) -> None:
     assert pools.n_base == len(icons.base_classes)
 
 
+def test_an_episode_that_rehearses_does_without_its_classes_as_base_classes() -> None:
+    plain = made_pools(novel=[60] * 6, base=[90] * 12)
+    by_class = {c: plain.base[plain.base_labels == c] for c in range(12)}
+    pools = dataclasses.replace(plain, novel=by_class, rehearsal=True)
+    config = EpisodeSettings.paper("s2i", 5, split="train")
+    episodes, answers = sample_episodes(pools, config, count=30)
+    for e in range(30):
+        chosen = set(episodes.classes[e].tolist())
+        query, hidden = answers.query_labels[e], answers.unlabelled_labels[e]
+        for labels, n_base in ((query, 75), (hidden, 250)):
+            base = labels[labels < 12]
+            assert len(base) == n_base
+            assert not chosen & set(base.tolist())
+        everything = torch.cat([episodes.support[e], episodes.query[e], episodes.unlabelled[e]])
+        assert len(set(everything.tolist())) == len(everything)
+        shown = torch.from_numpy(plain.base_labels)[episodes.support[e]]
+        ways = episodes.support_labels[e] - 12
+        assert torch.equal(shown, episodes.classes[e][ways])
+    few = dataclasses.replace(pools, base=plain.base[:700], base_labels=plain.base_labels[:700])
+    with pytest.raises(FewgraftError, match=r"base/train has 250 pictures; 325 are needed"):
+        sample_episodes(few, config, count=1)
+
+
 def test_no_episodes_at_all() -> None:
     episodes, _ = sample_episodes(PAPER_POOLS, EpisodeSettings.paper("s2i"), count=0)
     assert len(episodes) == 0

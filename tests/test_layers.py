@@ -9,9 +9,10 @@ ROOT = Path(fewgraft.__file__).parent
 # From the ground up; modules of one layer may know each other.
 LAYERS = (
     {"errors", "draws", "progress", "files", "__init__"},
-    {"data"},
-    {"prototypes", "handmade"},
+    {"data", "backbones"},
+    {"prototypes", "handmade", "model"},
     {"episodes", "metrics"},
+    {"training"},
     {"bench"},
     {"cli"},
     {"__main__"},

@@ -1,4 +1,4 @@
-"""Eqs. 1 and 2 against plain loops in double precision."""
+"""Eqs. 1–4 against plain loops in double precision."""
 
 import math
 
@@ -6,7 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from fewgraft.prototypes import cosine_logits, join_weights, prototypes
+from fewgraft.prototypes import (
+    Refinement,
+    cosine_logits,
+    join_logits,
+    prototypes,
+    pseudo_labels,
+    refine,
+    without_columns,
+)
 
 
 def made(seed: int, *shape: int) -> Tensor:
@@ -18,32 +26,34 @@ def unit(vector: list[float]) -> list[float]:
     return [x / length for x in vector]
 
 
-def plain_prototype(features: list[list[float]], normalise_first: bool) -> list[float]:
-    if normalise_first:
+def plain_prototype(features: list[list[float]], normalise: bool) -> list[float]:
+    if normalise:
         features = [unit(feature) for feature in features]
-    return unit([sum(values) / len(features) for values in zip(*features, strict=True)])
+    mean = [sum(values) / len(features) for values in zip(*features, strict=True)]
+    return unit(mean) if normalise else mean
 
 
-@pytest.mark.parametrize("normalise_first", [True, False])
-def test_prototypes_with_unequal_shots_agree_with_loops(normalise_first: bool) -> None:
+@pytest.mark.parametrize("normalise", [True, False])
+def test_prototypes_with_unequal_shots_agree_with_loops(normalise: bool) -> None:
     features = made(0, 3, 9, 6)
     labels = torch.tensor([[0, 0, 0, 0, 1, 1, 2, 2, 2], [2, 1, 0, 2, 1, 0, 2, 1, 1], [0, 1, 2] * 3])
-    found = prototypes(features, labels, 3, normalise_first=normalise_first)
+    found = prototypes(features, labels, 3, normalise=normalise)
     for e in range(3):
         for k in range(3):
             own = features[e][labels[e] == k].tolist()
             torch.testing.assert_close(
-                found[e, k], torch.tensor(plain_prototype(own, normalise_first)).double()
+                found[e, k], torch.tensor(plain_prototype(own, normalise)).double()
             )
 
 
 def test_the_two_orders_differ_and_agree_at_one_shot() -> None:
     features, labels = made(1, 2, 6, 4), torch.tensor([[0, 0, 1, 1, 2, 2]] * 2)
-    first, last = (prototypes(features, labels, 3, normalise_first=f) for f in (True, False))
-    assert not torch.allclose(first, last)
+    first, last = (prototypes(features, labels, 3, normalise=f) for f in (True, False))
+    queries = made(8, 2, 5, 4)
+    assert not torch.allclose(cosine_logits(queries, first), cosine_logits(queries, last))
     features, labels = features[:, :3], torch.tensor([[0, 1, 2]] * 2)
-    first, last = (prototypes(features, labels, 3, normalise_first=f) for f in (True, False))
-    torch.testing.assert_close(first, last)
+    first, last = (prototypes(features, labels, 3, normalise=f) for f in (True, False))
+    torch.testing.assert_close(cosine_logits(queries, first), cosine_logits(queries, last))
 
 
 def test_gradients_flow() -> None:
@@ -77,9 +87,159 @@ def test_zero_features_give_finite_logits() -> None:
     assert torch.isfinite(cosine_logits(torch.zeros(2, 3), torch.zeros(4, 3))).all()
 
 
-def test_joint_weights_have_base_classes_first() -> None:
-    base, novel = made(6, 4, 3), made(7, 2, 5, 3)
-    joint = join_weights(base, novel)
-    assert joint.shape == (2, 9, 3)
-    assert torch.equal(joint[1, :4], base)
-    assert torch.equal(joint[1, 4:], novel[1])
+# --- refinement ---
+
+
+def plain_refinement(
+    novel: Tensor,
+    support: Tensor,
+    labels: Tensor,
+    unlabelled: Tensor,
+    base: Tensor,
+    gamma: float,
+    how: Refinement,
+    normalise: bool,
+) -> Tensor:
+    """Eqs. 3–4 for one episode, a picture and a class at a time."""
+
+    def maybe_unit(vector: list[float]) -> list[float]:
+        return unit(vector) if normalise else vector
+
+    def cosine(a: list[float], b: list[float]) -> float:
+        return sum(x * y for x, y in zip(unit(a), unit(b), strict=True))
+
+    p = novel.tolist()
+    for _ in range(how.steps):
+        weights = []
+        for x in unlabelled.tolist():
+            exponents = [gamma * cosine(x, w) / how.temperature for w in base.tolist()]
+            exponents += [(gamma * cosine(x, w) + how.novel_bias) / how.temperature for w in p]
+            total = sum(math.exp(e) for e in exponents)
+            weights.append([math.exp(e) / total for e in exponents[len(base) :]])
+        refined = []
+        for j in range(len(p)):
+            top, bottom = [0.0] * len(p[j]), 0.0
+            for x, weight in zip(unlabelled.tolist(), weights, strict=True):
+                top = [t + weight[j] * v for t, v in zip(top, maybe_unit(x), strict=True)]
+                bottom += weight[j]
+            for x, label in zip(support.tolist(), labels.tolist(), strict=True):
+                if label == j:
+                    top = [t + v for t, v in zip(top, maybe_unit(x), strict=True)]
+                    bottom += 1
+            estimate = maybe_unit([t / bottom for t in top])
+            mixed = [
+                how.alpha * e + (1 - how.alpha) * o for e, o in zip(estimate, p[j], strict=True)
+            ]
+            refined.append(maybe_unit(mixed))
+        p = refined
+    return torch.tensor(p, dtype=torch.float64)
+
+
+def refinement_case(n_base: int = 6) -> dict[str, Tensor]:
+    support, labels = made(10, 3, 7, 5), torch.tensor([[0, 0, 1, 1, 1, 2, 2]] * 3)
+    unlabelled, base = made(11, 3, 9, 5), made(12, n_base, 5)
+    return {"support": support, "labels": labels, "unlabelled": unlabelled, "base": base}
+
+
+def refined(case: dict[str, Tensor], how: Refinement, normalise: bool = True) -> Tensor:
+    novel = prototypes(case["support"], case["labels"], 3, normalise=normalise)
+    base_logits = cosine_logits(case["unlabelled"], case["base"], 10.0)
+    return refine(
+        novel,
+        case["support"],
+        case["labels"],
+        case["unlabelled"],
+        base_logits,
+        10.0,
+        how,
+        normalise=normalise,
+    )
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+@pytest.mark.parametrize("n_base", [0, 6])
+@pytest.mark.parametrize(
+    "how",
+    [
+        Refinement(),
+        Refinement(steps=4, alpha=0.3),
+        Refinement(steps=2, temperature=2.0, novel_bias=-0.7),
+    ],
+    ids=str,
+)
+def test_refinement_agrees_with_loops(how: Refinement, n_base: int, normalise: bool) -> None:
+    case = refinement_case(n_base)
+    found = refined(case, how, normalise)
+    start = prototypes(case["support"], case["labels"], 3, normalise=normalise)
+    for e in range(3):
+        expected = plain_refinement(
+            start[e],
+            case["support"][e],
+            case["labels"][e],
+            case["unlabelled"][e],
+            case["base"],
+            10.0,
+            how,
+            normalise,
+        )
+        torch.testing.assert_close(found[e], expected)
+
+
+def test_gradients_flow_through_the_pseudo_labels() -> None:
+    case = refinement_case()
+    unlabelled = case["unlabelled"][:1].requires_grad_()
+    support, base = case["support"][:1].requires_grad_(), case["base"].requires_grad_()
+
+    def through(support: Tensor, unlabelled: Tensor, base: Tensor) -> Tensor:
+        part = {"support": support, "labels": case["labels"][:1], "unlabelled": unlabelled}
+        return refined({**part, "base": base}, Refinement(steps=2, alpha=0.6))
+
+    assert torch.autograd.gradcheck(through, (support, unlabelled, base))
+
+
+def test_pseudo_labels_are_a_slice_of_the_whole_softmax() -> None:
+    novel, base = 3 * made(20, 2, 8, 3), 3 * made(21, 2, 8, 5)
+    whole = torch.cat([base, novel], -1).softmax(-1)
+    torch.testing.assert_close(pseudo_labels(novel, base, Refinement()), whole[..., 5:])
+
+
+def test_optional_pseudo_labels() -> None:
+    novel, base = 3 * made(22, 2, 8, 3), 3 * made(23, 2, 8, 5)
+    plain = pseudo_labels(novel, base, Refinement())
+    whole = pseudo_labels(novel, base, Refinement(renormalise=True))
+    torch.testing.assert_close(whole, plain / plain.sum(-1, keepdim=True))
+    masked = pseudo_labels(novel, base, Refinement(mask_margin=0.5))
+    kept = novel.amax(-1) >= base.amax(-1) + 0.5
+    assert 0 < kept.sum() < kept.numel()
+    torch.testing.assert_close(masked[kept], plain[kept])
+    assert (masked[~kept] == 0).all()
+    surest = pseudo_labels(novel, base, Refinement(top_k=2))
+    assert ((surest > 0).sum(1) == 2).all()
+    torch.testing.assert_close(surest.sum(1), plain.sort(1).values[:, -2:].sum(1))
+
+
+def test_an_empty_pile_changes_nothing() -> None:
+    case = refinement_case()
+    case["unlabelled"] = case["unlabelled"][:, :0]
+    start = prototypes(case["support"], case["labels"], 3)
+    torch.testing.assert_close(refined(case, Refinement(steps=3)), start)
+
+
+def test_a_struck_out_base_class_counts_for_nothing() -> None:
+    """Rehearsal on base classes: overwriting rows of W_b is striking out and appending."""
+    case = refinement_case()
+    logits = cosine_logits(case["unlabelled"], case["base"], 10.0)
+    classes = torch.tensor([[0, 2], [5, 1], [3, 4]])
+    struck = without_columns(logits, classes)
+    for e in range(3):
+        rest = [k for k in range(6) if k not in classes[e].tolist()]
+        torch.testing.assert_close(struck[e][:, rest], logits[e][:, rest])
+        assert torch.isinf(struck[e][:, classes[e]]).all()
+        torch.testing.assert_close(struck[e].softmax(-1)[:, rest], logits[e][:, rest].softmax(-1))
+
+
+def test_joint_logits_have_base_classes_first() -> None:
+    base, novel = made(6, 2, 3, 4), made(7, 2, 3, 5)
+    joint = join_logits(base, novel)
+    assert torch.equal(joint[..., :4], base)
+    assert torch.equal(joint[..., 4:], novel)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fewgraft.data.parts import Part
 from fewgraft.data.store import ImageStore
-from fewgraft.draws import Indices, KeyStream
+from fewgraft.draws import Indices, KeyStream, smallest
 from fewgraft.errors import FewgraftError, nearest
 
 DISTRACTOR = -1  # the label of an unlabelled picture whose class the episode does not have
@@ -172,17 +172,24 @@ class Pools:
     base_labels: Indices  # of every picture in `base`
     n_base: int
     names: tuple[str, ...] = ()
+    rehearsal: bool = False  # novel classes are base classes, which the episode then does without
 
     @classmethod
     def of(cls, store: ImageStore, split: str = "test") -> Self:
-        """The pools of a store's val, test or (disjoint) train parts."""
+        """The pools of a store's val, test or train parts.
+
+        A store without novel/train classes rehearses: each training episode takes some base classes
+        for novel ones, and draws its base pictures from the other classes.
+        """
+        rehearsal = split == "train" and store.rehearses_on_base
         base = store.indices(Part(f"base/{split}"))
         return cls(
-            novel=store.by_class(Part(f"novel/{split}")),
+            novel=store.by_class(Part.BASE_TRAIN if rehearsal else Part(f"novel/{split}")),
             base=base,
             base_labels=store.labels[base].astype(np.int64),
             n_base=len(store.base_classes),
             names=store.classes,
+            rehearsal=rehearsal,
         )
 
     def name(self, label: int) -> str:
@@ -290,7 +297,7 @@ def _draw_episode(pools: Pools, settings: EpisodeSettings, n_base: int, number: 
         for group, part in zip((query, support, unlabelled), _cut(shuffled, counts), strict=True):
             group.add(part, n_base + way)
     n_query, n_unlabelled = settings.base_queries if n_base else 0, settings.base_unlabelled
-    base = stream.choose(len(pools.base), n_query + n_unlabelled)
+    base = _choose_base(pools, classes, stream, n_query + n_unlabelled)
     for group, part in zip((query, unlabelled), _cut(base, (n_query, n_unlabelled)), strict=True):
         group.add(pools.base[part], pools.base_labels[part])
     query_pictures, query_labels = query.shuffled(stream)
@@ -311,6 +318,15 @@ def _draw_episode(pools: Pools, settings: EpisodeSettings, n_base: int, number: 
         unlabelled_pictures,
         unlabelled_labels,
     )
+
+
+def _choose_base(pools: Pools, classes: Indices, stream: KeyStream, count: int) -> Indices:
+    """Places in the base pool, without those of classes that this episode takes for novel."""
+    keys = stream.keys(len(pools.base))
+    if not pools.rehearsal:
+        return smallest(keys, count)
+    allowed = np.flatnonzero(~np.isin(pools.base_labels, classes))
+    return allowed[smallest(keys[allowed], count)]
 
 
 class _Group:
@@ -362,9 +378,12 @@ def check_pools(pools: Pools, settings: EpisodeSettings) -> None:
     if not settings.kind.incremental:
         return
     needed = settings.base_queries + settings.base_unlabelled
-    if len(pools.base) < needed:
+    there = len(pools.base)
+    if pools.rehearsal:
+        there -= sum(sorted(map(len, pools.novel.values()))[-settings.ways :])
+    if there < needed:
         raise FewgraftError(
-            f"base/{settings.split} has {len(pools.base)} pictures; {needed} are needed "
+            f"base/{settings.split} has {there} pictures; {needed} are needed "
             f"({settings.base_queries} query + {settings.base_unlabelled} unlabelled)",
             "Use fewer base queries or unlabelled pictures.",
         )

@@ -1,8 +1,16 @@
-"""Prototypes and the cosine classifier: the paper's Eqs. 1 and 2, batched over episodes."""
+"""The paper's Eqs. 1–4: cosine classifier, prototypes, refinement. Batched over episodes.
+
+One differentiable function each, used by meta-training and by testing alike. E episodes, S support,
+U unlabelled and Q query pictures, N novel and N_b base classes, d features.
+"""
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
+
+MINUS_INFINITY = float("-inf")
 
 
 def cosine_logits(features: Tensor, weights: Tensor, gamma: float | Tensor = 1.0) -> Tensor:
@@ -14,24 +22,114 @@ def cosine_logits(features: Tensor, weights: Tensor, gamma: float | Tensor = 1.0
 
 
 def prototypes(
-    features: Tensor, labels: Tensor, n_classes: int, *, normalise_first: bool = True
+    features: Tensor, labels: Tensor, n_classes: int, *, normalise: bool = True
 ) -> Tensor:
-    """Class means of the support set (Eq. 2), L2-normalised.
+    """Class means of the support set, Eq. 2.
 
     features [E, S, d] with labels [E, S] in 0 … n_classes−1 → [E, n_classes, d]. Classes may have
-    different numbers of supports. `normalise_first` averages directions instead of features, so
-    that a support picture with a large feature does not outweigh the others.
+    different numbers of supports. `normalise` averages directions, so that a picture with a large
+    feature does not outweigh the others, and returns directions; without it Eq. 2 is literal.
     """
-    if normalise_first:
-        features = normalize(features, dim=-1)
     members = one_hot(labels, n_classes).to(features.dtype)  # [E, S, n_classes]
-    counts = members.sum(1)  # [E, n_classes]
-    if (counts == 0).any():
+    if (members.sum(1) == 0).any():
         raise ValueError("every class needs at least one support picture")
-    means = members.transpose(1, 2) @ features / counts[..., None]
-    return normalize(means, dim=-1)
+    return _weighted_means(_prepared(features, normalise), members, normalise)
 
 
-def join_weights(base: Tensor, novel: Tensor) -> Tensor:
-    """W = [W_b, W_n]: base [N_b, d] and novel [E, N, d] → [E, N_b+N, d]."""
-    return torch.cat([base.expand(len(novel), *base.shape), novel], dim=1)
+@dataclass(frozen=True)
+class Refinement:
+    """How Eqs. 3–4 are applied; the defaults are the paper's in training.
+
+    The rest are ours and off by default: a temperature of the pseudo-labels, a bias on novel
+    logits, a mask (keep a picture only where its best novel logit reaches its best base logit plus
+    this margin), novel pseudo-labels renormalised to sum to 1, and the k surest pictures a class.
+    """
+
+    steps: int = 1  # n_steps
+    alpha: float = 1.0  # α
+    temperature: float = 1.0
+    novel_bias: float = 0.0
+    mask_margin: float | None = None
+    renormalise: bool = False
+    top_k: int | None = None
+
+
+def refine(
+    novel: Tensor,
+    support: Tensor,
+    labels: Tensor,
+    unlabelled: Tensor,
+    base_logits: Tensor,
+    gamma: float | Tensor,
+    how: Refinement,
+    *,
+    normalise: bool = True,
+) -> Tensor:
+    """Novel prototypes [E, N, d] refined with unlabelled features [E, U, d] (Eqs. 3–4).
+
+    support [E, S, d] with labels [E, S] in 0 … N−1; base_logits [E, U, N_b] are γ·cos(f, w) of the
+    unlabelled pictures over the base classes, which do not change from step to step (N_b = 0 is
+    plain few-shot learning; a column of −∞ is a base class that this episode does without).
+    """
+    members = one_hot(labels, novel.shape[1]).to(novel.dtype)
+    support, unlabelled = _prepared(support, normalise), _prepared(unlabelled, normalise)
+    pictures = torch.cat([unlabelled, support], dim=1)
+    for _ in range(how.steps):
+        logits = cosine_logits(unlabelled, novel, gamma) + how.novel_bias
+        weights = torch.cat([pseudo_labels(logits, base_logits, how), members], dim=1)
+        estimate = _weighted_means(pictures, weights, normalise)  # Eq. 3
+        novel = how.alpha * estimate + (1 - how.alpha) * novel  # Eq. 4
+        novel = normalize(novel, dim=-1) if normalise else novel
+    return novel
+
+
+def pseudo_labels(novel_logits: Tensor, base_logits: Tensor, how: Refinement) -> Tensor:
+    """Ŷ′ [E, U, N]: softmax over all N_b+N columns, then the novel ones alone.
+
+    They are *not* renormalised: a picture believed to be base keeps little weight.
+    """
+    novel, base = novel_logits / how.temperature, base_logits / how.temperature
+    if how.renormalise:
+        weights = novel.softmax(-1)
+    else:
+        everything = torch.logaddexp(novel.logsumexp(-1), _logsumexp(base))
+        weights = (novel - everything[..., None]).exp()
+    if how.mask_margin is not None and base_logits.shape[-1]:
+        kept = novel_logits.amax(-1) >= base_logits.amax(-1) + how.mask_margin
+        weights = weights * kept[..., None]
+    if how.top_k is not None and how.top_k < weights.shape[1]:
+        least = weights.topk(how.top_k, dim=1).values[:, -1:]
+        weights = weights * (weights >= least)
+    return weights
+
+
+def _logsumexp(logits: Tensor) -> Tensor:
+    """Over the last dimension; −∞ where there is no column."""
+    if logits.shape[-1] == 0:
+        return logits.new_full(logits.shape[:-1], MINUS_INFINITY)
+    return logits.logsumexp(-1)
+
+
+def _prepared(features: Tensor, normalise: bool) -> Tensor:
+    return normalize(features, dim=-1) if normalise else features
+
+
+def _weighted_means(features: Tensor, weights: Tensor, normalise: bool) -> Tensor:
+    """features [E, n, d], weights [E, n, K] → means [E, K, d]."""
+    means = weights.transpose(1, 2) @ features / weights.sum(1)[..., None]
+    return normalize(means, dim=-1) if normalise else means
+
+
+def join_logits(base: Tensor, novel: Tensor) -> Tensor:
+    """W = [W_b, W_n], seen as logits: base [E, Q, N_b] and novel [E, Q, N] → [E, Q, N_b+N]."""
+    return torch.cat([base, novel], dim=-1)
+
+
+def without_columns(base_logits: Tensor, classes: Tensor) -> Tensor:
+    """base_logits [E, Q, N_b] with the classes [E, N] of each episode struck out.
+
+    In an episode that rehearses on base classes, the prototypes of these N classes *overwrite*
+    their rows of W_b: struck out here, they come back as the novel columns.
+    """
+    places = classes[:, None, :].expand(-1, base_logits.shape[1], -1)
+    return base_logits.scatter(-1, places, MINUS_INFINITY)

@@ -9,7 +9,7 @@ from fewgraft.data.parts import Part
 from fewgraft.data.store import ImageStore
 from fewgraft.episodes import Answers, Episodes
 from fewgraft.metrics import Scores, join_scores, score
-from fewgraft.prototypes import cosine_logits, join_weights, prototypes
+from fewgraft.prototypes import cosine_logits, join_logits, prototypes
 
 CHUNK = 50  # episodes at a time: large enough for large matrix products, small enough for the cache
 
@@ -30,7 +30,8 @@ def episode_logits(
         rows = slice(start, start + CHUNK)
         labels = episodes.support_labels[rows] - episodes.n_base
         novel = prototypes(features[episodes.support[rows]], labels, episodes.settings.ways)
-        yield rows, cosine_logits(features[episodes.query[rows]], join_weights(base, novel))
+        query = features[episodes.query[rows]]
+        yield rows, join_logits(cosine_logits(query, base), cosine_logits(query, novel))
 
 
 def evaluate(features: Tensor, weights: Tensor, episodes: Episodes, answers: Answers) -> Scores:
