@@ -1,6 +1,8 @@
 # Each target makes its own environment first; after that a target starts at once.
 PYTHON ?= python3
 VENV   ?= .venv
+# Waiting threads must not take the core that a neighbour needs.
+export OMP_WAIT_POLICY ?= PASSIVE
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 

@@ -1,6 +1,5 @@
 """Shared fixtures: real data where it is there, small files of exact layouts where it is not."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,12 +15,6 @@ CIFAR = Path(__file__).resolve().parents[2] / "shared" / "data" / "cifar100"
 needs_cifar = pytest.mark.skipif(not CIFAR.is_dir(), reason=f"CIFAR-100 is not in {CIFAR}")
 
 Pixels = NDArray[np.uint8]
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _quiet_neighbour() -> None:
-    """Waiting threads must not take the core another process of the test needs."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ LAYERS = (
     {"data", "backbones"},
     {"prototypes", "handmade", "model"},
     {"episodes", "metrics"},
+    {"evaluation"},
     {"training"},
     {"bench"},
     {"cli"},

@@ -2,22 +2,32 @@
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 T = TypeVar("T")
 SECONDS_BETWEEN_LINES = 10.0
 
 
-def track(items: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
-    """Pass `items` on and show on standard error how far they are and when they will be done."""
+def track(
+    items: Iterable[T],
+    description: str,
+    total: int | None = None,
+    status: Callable[[], str] = str,
+) -> Iterator[T]:
+    """Pass `items` on and show on standard error how far they are and when they will be done.
+
+    `status` gives a few words on how it goes, such as the loss.
+    """
     if sys.stderr.isatty():
-        yield from _bar(items, description, total)
+        yield from _bar(items, description, total, status)
     else:
-        yield from _lines(items, description, total)
+        yield from _lines(items, description, total, status)
 
 
-def _bar(items: Iterable[T], description: str, total: int | None) -> Iterator[T]:
+def _bar(
+    items: Iterable[T], description: str, total: int | None, status: Callable[[], str]
+) -> Iterator[T]:
     from rich import progress
     from rich.console import Console
 
@@ -29,17 +39,23 @@ def _bar(items: Iterable[T], description: str, total: int | None) -> Iterator[T]
         progress.TimeRemainingColumn(),
     )
     with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        yield from bar.track(items, total=total, description=description)
+        task = bar.add_task(description, total=total)
+        for item in items:
+            yield item
+            bar.update(task, advance=1, description=f"{description} {status()}".strip())
 
 
-def _lines(items: Iterable[T], description: str, total: int | None) -> Iterator[T]:
+def _lines(
+    items: Iterable[T], description: str, total: int | None, status: Callable[[], str]
+) -> Iterator[T]:
     start = last = time.monotonic()
     for done, item in enumerate(items, 1):
         yield item
         now = time.monotonic()
         if now - last >= SECONDS_BETWEEN_LINES:
             last = now
-            print(f"{description}: {_so_far(done, total, now - start)}", file=sys.stderr)
+            line = f"{description}: {_so_far(done, total, now - start)} {status()}"
+            print(line.strip(), file=sys.stderr, flush=True)
 
 
 def _so_far(done: int, total: int | None, seconds: float) -> str:

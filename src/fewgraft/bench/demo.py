@@ -8,13 +8,14 @@ from rich.console import Console
 from rich.table import Table
 
 from fewgraft.bench.episode_sheet import draw_episode
-from fewgraft.bench.nearest_prototype import base_weights, evaluate
+from fewgraft.bench.nearest_prototype import base_weights
 from fewgraft.data.contact_sheet import class_rows, draw_sheet
 from fewgraft.data.icons import load_icons
 from fewgraft.data.overview import counts_table
 from fewgraft.data.parts import PARTS
 from fewgraft.data.store import ImageStore
 from fewgraft.episodes import EpisodeSettings, Pools, sample_episodes
+from fewgraft.evaluation import evaluate
 from fewgraft.handmade import embed_pictures
 from fewgraft.metrics import Scores, summarise
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from fewgraft import __version__
-from fewgraft.cli import data, demo, doctor, episode
+from fewgraft.cli import data, demo, doctor, episode, train
 from fewgraft.errors import FewgraftError
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app = typer.Typer(
 app.command()(demo.demo)
 app.command()(doctor.doctor)
 app.command()(episode.episode)
+app.command()(train.train)
 app.add_typer(data.app, name="data")
 
 

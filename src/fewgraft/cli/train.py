@@ -1,0 +1,77 @@
+"""`fewgraft train`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fewgraft.errors import FewgraftError
+
+
+def train(
+    recipe: Annotated[
+        str, typer.Argument(help="A TOML file, or the name of a recipe inside the package.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run; runs/NAME if not given.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in this folder.")
+    ] = False,
+    stage: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only this stage: pre-trained, algorithm-1, algorithm-2; may be repeated."
+        ),
+    ] = None,
+    change: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="Change a setting, such as pretraining.steps=100; may be repeated."
+        ),
+    ] = None,
+) -> None:
+    """Train a model from pictures: pre-training, then meta-training by Algorithms 1 and 2.
+
+    Ctrl-C stops after the step in hand; --resume goes on, also after a kill, and ends in the same
+    weights.
+
+    Examples:
+
+      fewgraft train icons --out runs/icons
+
+      fewgraft train my-recipe.toml --resume
+
+      accelerate launch --num_processes 2 -m fewgraft train cifar-fs
+    """
+    from fewgraft.training.recipe import load_recipe
+
+    loaded = load_recipe(recipe, dict(_pair(text) for text in change or ()))
+    folder = out or Path("runs") / loaded.name
+    if not resume and folder.exists() and any(folder.iterdir()):
+        raise FewgraftError(f"{folder} holds a run already", "Use --resume, or another --out.")
+    typer.echo(f"Training {loaded.name} [{loaded.hash}] into {folder} ...", err=True)
+    from accelerate import Accelerator
+
+    from fewgraft.data.catalogue import open_data
+    from fewgraft.training.loop import Interrupted
+    from fewgraft.training.run import STAGES, train
+
+    for name in stage or ():
+        if name not in STAGES:
+            raise FewgraftError(f"there is no stage '{name}'", f"Known: {', '.join(STAGES)}")
+    try:
+        metrics = train(loaded, open_data(loaded.data), folder, stage or STAGES, Accelerator())
+    except Interrupted as interrupted:
+        typer.echo(f"{interrupted}. Go on with --resume.", err=True)
+        raise typer.Exit(130) from None
+    for name, figures in metrics.items():
+        line = ", ".join(f"{k.removeprefix('val_')} {v:.2f}" for k, v in figures.items())
+        typer.echo(f"{name}: {line}")
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, found, value = text.partition("=")
+    if not found:
+        raise FewgraftError(f"--set {text} is not of the form name=value")
+    return key.strip(), value.strip()

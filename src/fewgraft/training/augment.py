@@ -1,0 +1,88 @@
+"""Augmentation of whole batches of pictures, without a loop over them."""
+
+import math
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Generator, Tensor
+from torch.nn.functional import affine_grid, grid_sample, max_pool2d
+
+
+class Augmentation(BaseModel):
+    """What may be done to a training picture; all of it off by default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    crop: int = Field(default=0, ge=0)  # shift by up to so many pixels, the border mirrored
+    mirror: bool = False  # left and right; not for arrows
+    rotate: float = Field(default=0.0, ge=0)  # degrees either way
+    scale: float = Field(default=0.0, ge=0, lt=1)  # share either way
+    shift: float = Field(default=0.0, ge=0, lt=1)  # share of the size either way
+    thicken: float = Field(default=0.0, ge=0, le=1)  # share of pictures whose strokes grow
+    light: float = Field(default=0.0, ge=0, lt=1)  # brightness and contrast, share either way
+
+
+def augment(pixels: Tensor, how: Augmentation, rng: Generator) -> Tensor:
+    """uint8 [n, h, w, c] → uint8 [n, h, w, c]; every picture is changed in its own way."""
+    if how.crop or how.mirror:
+        pixels = _crop_and_mirror(pixels, how, rng)
+    if how.rotate or how.scale or how.shift or how.thicken or how.light:
+        pictures = pixels.permute(0, 3, 1, 2).float()
+        pictures = _affine(pictures, how, rng)
+        pictures = _thicken(pictures, how, rng)
+        pictures = _light(pictures, how, rng)
+        pixels = pictures.round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
+    return pixels
+
+
+def _uniform(count: int, reach: float, rng: Generator) -> Tensor:
+    """[count] numbers from −reach to reach."""
+    return (torch.rand(count, generator=rng) * 2 - 1) * reach
+
+
+def _crop_and_mirror(pixels: Tensor, how: Augmentation, rng: Generator) -> Tensor:
+    """Both are a choice of rows and columns: one gather does them."""
+    n, h, w, _ = pixels.shape
+    offsets = torch.randint(-how.crop, how.crop + 1, (2, n, 1), generator=rng)
+    rows = _reflect(torch.arange(h) + offsets[0], h)
+    columns = _reflect(torch.arange(w) + offsets[1], w)
+    if how.mirror:
+        turned = torch.rand(n, 1, generator=rng) < 0.5
+        columns = torch.where(turned, columns.flip(1), columns)
+    return pixels[torch.arange(n)[:, None, None], rows[:, :, None], columns[:, None, :]]
+
+
+def _reflect(places: Tensor, size: int) -> Tensor:
+    """Places beyond the border, mirrored back: −2 → 2, size → size − 2."""
+    places = places.abs()
+    return torch.where(places >= size, 2 * (size - 1) - places, places)
+
+
+def _affine(pictures: Tensor, how: Augmentation, rng: Generator) -> Tensor:
+    if not (how.rotate or how.scale or how.shift):
+        return pictures
+    n = len(pictures)
+    angle = _uniform(n, math.radians(how.rotate), rng)
+    zoom = 1 + _uniform(n, how.scale, rng)
+    cosine, sine = angle.cos() / zoom, angle.sin() / zoom
+    # The grid runs from −1 to 1, so that a share s of the size is 2 s.
+    right, down = _uniform(n, 2 * how.shift, rng), _uniform(n, 2 * how.shift, rng)
+    rows = torch.stack([cosine, -sine, right, sine, cosine, down], dim=1).view(n, 2, 3)
+    grid = affine_grid(rows, list(pictures.shape), align_corners=False)
+    return grid_sample(pictures, grid, align_corners=False)
+
+
+def _thicken(pictures: Tensor, how: Augmentation, rng: Generator) -> Tensor:
+    if not how.thicken:
+        return pictures
+    chosen = torch.rand(len(pictures), 1, 1, 1, generator=rng) < how.thicken
+    return torch.where(chosen, max_pool2d(pictures, 3, stride=1, padding=1), pictures)
+
+
+def _light(pictures: Tensor, how: Augmentation, rng: Generator) -> Tensor:
+    if not how.light:
+        return pictures
+    n = len(pictures)
+    brightness = 255 * _uniform(n, how.light, rng).view(n, 1, 1, 1)
+    contrast = 1 + _uniform(n, how.light, rng).view(n, 1, 1, 1)
+    grey = pictures.mean((1, 2, 3), keepdim=True)
+    return (pictures - grey) * contrast + grey + brightness

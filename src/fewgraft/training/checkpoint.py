@@ -1,0 +1,78 @@
+"""Checkpoints: all that a run needs to go on as if it had never stopped, in one safetensors file.
+
+Everything random in training is a function of (seed, step), so that no random state has to be kept.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from fewgraft.errors import FewgraftError
+from fewgraft.files import write_atomically
+
+
+@dataclass
+class Progress:
+    """Where a phase of training is."""
+
+    run: str  # what is being trained: another recipe or phase must not go on from here
+    step: int = 0  # steps done
+    best_step: int = 0
+    best_score: float | None = None
+    history: list[dict[str, float]] = field(default_factory=list)  # validations so far
+
+
+def save_checkpoint(
+    path: Path,
+    progress: Progress,
+    model: nn.Module,
+    optimiser: torch.optim.SGD,
+    best: dict[str, Tensor],
+) -> None:
+    """Write the state after `progress.step` steps; a kill leaves the old file or the new one."""
+    tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
+    tensors |= {f"best/{name}": tensor for name, tensor in best.items()}
+    for name, parameter in model.named_parameters():
+        momentum = optimiser.state.get(parameter, {}).get("momentum_buffer")
+        if momentum is not None:
+            tensors[f"momentum/{name}"] = momentum
+    tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    write_atomically(path, save(tensors, {"progress": json.dumps(asdict(progress))}))
+
+
+def load_checkpoint(
+    path: Path, run: str, model: nn.Module, optimiser: torch.optim.SGD
+) -> tuple[Progress, dict[str, Tensor]]:
+    """Put model and optimiser into the saved state; the progress and the best weights so far."""
+    try:
+        with safe_open(path, "pt") as file:
+            progress = Progress(**json.loads(file.metadata()["progress"]))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise FewgraftError(
+            f"{path} is not a readable checkpoint: {error}", "Remove it to start anew."
+        ) from None
+    if progress.run != run:
+        raise FewgraftError(
+            f"{path} belongs to another run ({progress.run}, not {run}): the recipe was changed",
+            "Give another --out, or remove the old run.",
+        )
+    model.load_state_dict(_under("model/", tensors))
+    for name, momentum in _under("momentum/", tensors).items():
+        parameter = model.get_parameter(name)
+        optimiser.state[parameter] = {"momentum_buffer": _like(momentum, parameter)}
+    return progress, _under("best/", tensors)
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+
+def _like(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """The same numbers in the memory layout of the parameter."""
+    return torch.empty_like(parameter).copy_(tensor)

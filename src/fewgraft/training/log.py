@@ -1,0 +1,46 @@
+"""What a run writes: one JSON object a line, and TensorBoard where that is installed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+class RunLog:
+    """Appends to `log.jsonl`; after a resume, lines beyond the resumed step are dropped."""
+
+    def __init__(self, folder: Path, phase: str, step: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / f"{phase}.jsonl"
+        self._keep_until(step)
+        self._board = _tensorboard(folder / "tensorboard" / phase, step)
+
+    def _keep_until(self, step: int) -> None:
+        if not self._path.exists():
+            return
+        rows = [json.loads(line) for line in self._path.read_text().splitlines() if _whole(line)]
+        kept = [json.dumps(row) + "\n" for row in rows if row["step"] <= step]
+        self._path.write_text("".join(kept))
+
+    def write(self, step: int, **values: float) -> None:
+        """One line, on disk at once."""
+        with self._path.open("a") as file:
+            file.write(json.dumps({"step": step, **values}) + "\n")
+        if self._board:
+            for name, value in values.items():
+                self._board.add_scalar(name, value, step)
+
+
+def _whole(line: str) -> bool:
+    """A killed run may leave half a line."""
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def _tensorboard(folder: Path, step: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(folder), purge_step=step)

@@ -1,0 +1,224 @@
+"""Meta-training: Algorithm 1 (Meta-Inc-Baseline) and Algorithm 2 (with fake unlabelled data).
+
+Both sample incremental few-shot episodes from novel/train and base/train, build W = [W_b, W_n] and
+descend on the cross-entropy of the queries. Algorithm 2 also samples an unlabelled set, whose
+labels it never looks at, and refines W_n with it (Eqs. 3–4), so that the network learns features
+with which refinement does not blur base and novel classes.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fewgraft.data.store import ImageStore
+from fewgraft.draws import KeyStream
+from fewgraft.episodes import Answers, Episodes, EpisodeSettings, Pools, sample_episodes
+from fewgraft.errors import FewgraftError
+from fewgraft.model import CosineModel
+from fewgraft.prototypes import (
+    Refinement,
+    cosine_logits,
+    join_logits,
+    prototypes,
+    refine,
+    without_columns,
+)
+from fewgraft.training.augment import augment
+from fewgraft.training.phase import Phase, Share
+from fewgraft.training.recipe import Metatraining, Recipe
+from fewgraft.training.validation import Validator
+
+Algorithm = Literal[1, 2]
+
+
+def query_logits(
+    model: CosineModel,
+    support: Tensor,
+    query: Tensor,
+    unlabelled: Tensor,
+    episodes: Episodes,
+    refinement: Refinement | None,
+    rehearsal: bool,
+) -> Tensor:
+    """Ŷ_q before the softmax [E, Q, N_b+N], from features [E, ·, d] of S, Q and U."""
+    labels = episodes.support_labels - episodes.n_base
+
+    def base(features: Tensor) -> Tensor:
+        logits = cosine_logits(features, model.weight, model.gamma)
+        return without_columns(logits, episodes.classes) if rehearsal else logits
+
+    novel = prototypes(support, labels, episodes.settings.ways)  # Eq. 2
+    if refinement:
+        novel = refine(
+            novel, support, labels, unlabelled, base(unlabelled), model.gamma, refinement
+        )  # Eqs. 3–4
+    return join_logits(base(query), cosine_logits(query, novel, model.gamma))  # W = [W_b, W_n]
+
+
+class Metatrain(Phase):
+    """Algorithm 1 or 2, several episodes a step, the shots in turn."""
+
+    def __init__(
+        self, model: CosineModel, store: ImageStore, recipe: Recipe, algorithm: Algorithm
+    ) -> None:
+        self.model = model
+        self.name = self.stage = f"algorithm-{algorithm}"
+        self._how = recipe.metatraining
+        self._seed = recipe.seed
+        self._refinement = self._how.refinement if algorithm == 2 else None
+        self._pools = Pools.of(store, "train")
+        self._settings = [_settings(self._how, shots, algorithm) for shots in self._how.shots]
+        self._embedder = _Embedder(model, store, self._how)
+        self._validator = Validator(store, recipe, "s2i" if algorithm == 2 else "incremental")
+        self._test_refinement = Refinement(steps=recipe.validation.refinement_steps)
+        self.steps = self._how.steps
+        self.validate_every = self._how.validate_every
+        self.optimisation = self._how.optimisation
+
+    def loss(self, step: int, share: Share) -> tuple[Tensor, float]:
+        """The loop body of Algorithms 1 and 2, but for the update."""
+        episodes, answers = self._sample(step, share)
+        parts = [episodes.support, episodes.query, episodes.unlabelled]
+        features = self._embedder(torch.cat(parts, dim=1), self._seed, step, share)
+        support, query, unlabelled = torch.split(features, [p.shape[1] for p in parts], 1)
+        logits = query_logits(
+            self.model,
+            support,
+            query,
+            unlabelled,
+            episodes,
+            self._refinement,
+            self._pools.rehearsal,
+        )
+        labels = answers.query_labels.to(logits.device)
+        accuracy = (logits.detach().argmax(-1) == labels).float().mean().item()
+        return cross_entropy(logits.flatten(0, 1), labels.flatten()), accuracy
+
+    def _sample(self, step: int, share: Share) -> tuple[Episodes, Answers]:
+        """This share of the step's episodes; all processes together do all of them."""
+        settings = self._settings[step % len(self._settings)]
+        numbers = range(self._how.episodes)[share.number :: share.of]
+        if not numbers:
+            raise FewgraftError(
+                f"{share.of} processes cannot share {self._how.episodes} episodes a step",
+                "Raise metatraining.episodes or use fewer processes.",
+            )
+        first = step * self._how.episodes
+        drawn = [sample_episodes(self._pools, settings, 1, first + n) for n in numbers]
+        return _join([episodes for episodes, _ in drawn]), _join_answers([a for _, a in drawn])
+
+    @torch.inference_mode()
+    def validate(self) -> dict[str, float]:
+        """Val episodes in the setting that the algorithm rehearses."""
+        features = self._embedder.plain(self._validator.pictures)
+        weights, gamma = self.model.weight.detach(), self.model.gamma.detach()
+        refinement = self._test_refinement if self._refinement else None
+        return self._validator.figures(self._validator.scores(features, weights, gamma, refinement))
+
+    def moving(self) -> list[tuple[str, nn.Parameter]]:
+        """θ (or its last block) and W_b."""
+        fixed = {id(p) for p in self._embedder.lower.parameters()}
+        return [(n, p) for n, p in self.model.named_parameters() if id(p) not in fixed]
+
+    def set_mode(self) -> None:
+        """Normalisation statistics stay those of pre-training: episodes are no fair sample."""
+        self.model.eval()
+
+
+def _settings(how: Metatraining, shots: int, algorithm: Algorithm) -> EpisodeSettings:
+    return EpisodeSettings.paper(
+        "s2i" if algorithm == 2 else "incremental",
+        shots,
+        split="train",
+        ways=how.ways,
+        queries=how.queries,
+        base_queries=how.base_queries,
+        unlabelled=how.unlabelled if algorithm == 2 else 0,
+    )
+
+
+def _join(parts: Sequence[Episodes]) -> Episodes:
+    names = ("classes", "support", "support_labels", "query", "unlabelled")
+    joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
+    return Episodes(settings=parts[0].settings, n_base=parts[0].n_base, **joined)
+
+
+def _join_answers(parts: Sequence[Answers]) -> Answers:
+    return Answers(
+        torch.cat([part.query_labels for part in parts]),
+        torch.cat([part.unlabelled_labels for part in parts]),
+    )
+
+
+class _Embedder:
+    """Features of pictures by index; what does not move is computed once and kept.
+
+    With `moves = "last-block"` the activations below the last block are kept for every picture that
+    training or validation can ask for, mirrored too if the augmentation mirrors.
+    """
+
+    def __init__(self, model: CosineModel, store: ImageStore, how: Metatraining) -> None:
+        self._model = model
+        self._store = store
+        self._how = how
+        self.lower, self._upper = _divided(model.backbone, how.moves)
+        self._kept: dict[bool, Tensor] = {}
+        if how.moves == "last-block":
+            for mirrored in (False, True) if how.augmentation.mirror else (False,):
+                self._kept[mirrored] = self._activations(mirrored)
+
+    @torch.no_grad()
+    def _activations(self, mirrored: bool, batch: int = 256) -> Tensor:
+        self._model.eval()
+        kept = []
+        for start in range(0, len(self._store), batch):
+            pixels = torch.from_numpy(self._store.pictures[start : start + batch].copy())
+            kept.append(self.lower(self._model.prepare(pixels.flip(2) if mirrored else pixels)))
+        return torch.cat(kept)
+
+    def __call__(self, pictures: Tensor, seed: int, step: int, share: Share) -> Tensor:
+        """Features [E, n, d] of augmented pictures [E, n]; each episode has its own randomness."""
+        below = []
+        for row, indices in enumerate(pictures):
+            number = step * self._how.episodes + row * share.of + share.number
+            key = int(KeyStream(seed, number).keys(1)[0] >> 1)
+            below.append(self._below(indices, torch.Generator().manual_seed(key)))
+        features: Tensor = self._upper(torch.cat(below))
+        return features.view(*pictures.shape, -1)
+
+    def _below(self, indices: Tensor, rng: torch.Generator) -> Tensor:
+        """What enters the moving part."""
+        if self._kept:
+            if True not in self._kept:
+                return self._kept[False][indices]
+            turned = torch.rand(len(indices), 1, 1, 1, generator=rng) < 0.5
+            return torch.where(turned, self._kept[True][indices], self._kept[False][indices])
+        pixels = torch.from_numpy(self._store.pictures[indices.numpy()])
+        return self._model.prepare(augment(pixels, self._how.augmentation, rng))
+
+    def plain(self, indices: Tensor, batch: int = 256) -> Tensor:
+        """Features [n, d] without augmentation."""
+        parts = []
+        for some in torch.split(indices, batch):
+            if self._kept:
+                below = self._kept[False][some]
+            else:
+                pixels = torch.from_numpy(self._store.pictures[some.numpy()])
+                below = self._model.prepare(pixels)
+            parts.append(self._upper(below))
+        return torch.cat(parts)
+
+
+def _divided(backbone: nn.Module, moves: str) -> tuple[nn.Module, nn.Module]:
+    """The part that stays and the part that moves."""
+    if moves == "all":
+        return nn.Identity(), backbone
+    if not isinstance(backbone, nn.Sequential) or len(backbone) < 3:
+        raise FewgraftError(
+            "this backbone is not a sequence of blocks, so its last block cannot move alone",
+            'Set metatraining.moves = "all".',
+        )
+    return backbone[:-2], backbone[-2:]  # the last one is the average

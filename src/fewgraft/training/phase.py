@@ -1,0 +1,58 @@
+"""A phase of training: what a step's loss is, what moves, how it is validated."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from fewgraft.model import CosineModel
+from fewgraft.training.recipe import Optimisation
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which part of a step this process does: every `of`-th item, from `number` on."""
+
+    number: int = 0
+    of: int = 1
+
+
+class Phase(ABC):
+    """Everything random in `loss` is a function of the recipe's seed and the step."""
+
+    name: str
+    stage: str  # what the model is called afterwards
+    steps: int
+    validate_every: int
+    optimisation: Optimisation
+    model: CosineModel
+
+    @abstractmethod
+    def loss(self, step: int, share: Share) -> tuple[Tensor, float]:
+        """Mean loss of this process's share of the step, and its accuracy."""
+
+    @abstractmethod
+    def validate(self) -> dict[str, float]:
+        """Figures on validation episodes; `score` decides which step is kept."""
+
+    def moving(self) -> list[tuple[str, nn.Parameter]]:
+        """The parameters that training changes, by name."""
+        return list(self.model.named_parameters())
+
+    def set_mode(self) -> None:
+        """Put the model into the mode it trains in."""
+        self.model.train()
+
+
+class StepLoss(nn.Module):
+    """The loss as a module's forward pass, which is where gradients of processes are joined."""
+
+    def __init__(self, phase: Phase, share: Share) -> None:
+        super().__init__()
+        self.model = phase.model
+        self._loss = phase.loss
+        self._share = share
+
+    def forward(self, step: int) -> tuple[Tensor, float]:
+        """Loss and accuracy of a step."""
+        return self._loss(step, self._share)

@@ -1,0 +1,75 @@
+"""Pre-training: f_θ and W_b on base/train with the cosine classifier (Eq. 1)."""
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, interpolate
+
+from fewgraft.data.parts import Part
+from fewgraft.data.store import ImageStore
+from fewgraft.draws import Indices, KeyStream
+from fewgraft.model import CosineModel, embed_all
+from fewgraft.training.augment import augment
+from fewgraft.training.phase import Phase, Share
+from fewgraft.training.recipe import Recipe
+from fewgraft.training.validation import Validator
+
+
+class Pretrain(Phase):
+    """Supervised training, a batch a step."""
+
+    name = "pretraining"
+    stage = "pre-trained"
+
+    def __init__(self, model: CosineModel, store: ImageStore, recipe: Recipe) -> None:
+        self.model = model
+        self._store = store
+        self._how = recipe.pretraining
+        self._seed = recipe.seed
+        self._pictures = store.indices(Part.BASE_TRAIN)
+        self._validator = Validator(store, recipe, "incremental")
+        self._epoch: tuple[int, Indices] = (-1, np.empty(0, np.int64))
+        self.steps = self._how.steps
+        self.validate_every = self._how.validate_every
+        self.optimisation = self._how.optimisation
+
+    def loss(self, step: int, share: Share) -> tuple[Tensor, float]:
+        """Cross-entropy over the base classes."""
+        pictures, labels = self._batch(step, share)
+        logits = self.model(pictures)
+        accuracy = (logits.detach().argmax(1) == labels).float().mean().item()
+        return cross_entropy(logits, labels), accuracy
+
+    def _batch(self, step: int, share: Share) -> tuple[Tensor, Tensor]:
+        """Prepared pictures [b, c, h, w] and labels [b] of this share of the step."""
+        chosen = self._chosen(step)[share.number :: share.of]
+        pixels = torch.from_numpy(self._store.pictures[chosen])
+        labels = torch.from_numpy(self._store.labels[chosen]).long()
+        rng = torch.Generator().manual_seed(_mixed(self._seed, step, share.number))
+        pictures = self.model.prepare(augment(pixels, self._how.augmentation, rng))
+        if self._how.small_size and step < self._how.small_share * self.steps:
+            size = self._how.small_size
+            pictures = interpolate(pictures, (size, size), mode="bilinear", antialias=True)
+        return pictures, labels.to(pictures.device)
+
+    def _chosen(self, step: int) -> Indices:
+        """The pictures of a step: every epoch is a permutation of its own."""
+        batch = min(self._how.batch, len(self._pictures))
+        steps_an_epoch = len(self._pictures) // batch
+        epoch, place = divmod(step, steps_an_epoch)
+        if self._epoch[0] != epoch:
+            self._epoch = epoch, KeyStream(self._seed, epoch).permutation(len(self._pictures))
+        return self._pictures[self._epoch[1][place * batch :][:batch]]
+
+    @torch.inference_mode()
+    def validate(self) -> dict[str, float]:
+        """Imprinting on val episodes, without unlabelled pictures."""
+        pixels = self._store.pictures[self._validator.pictures.numpy()]
+        features = embed_all(self.model, pixels)
+        weights, gamma = self.model.weight.detach(), self.model.gamma.detach()
+        return self._validator.figures(self._validator.scores(features, weights, gamma, None))
+
+
+def _mixed(seed: int, step: int, number: int) -> int:
+    """One number for a generator out of three."""
+    return int(KeyStream(seed, step).keys(number + 1)[number] >> np.uint64(1))

@@ -1,0 +1,164 @@
+"""Recipes: one TOML file says all that a training run does."""
+
+import difflib
+import hashlib
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fewgraft.backbones import backbone_spec
+from fewgraft.errors import FewgraftError, nearest
+from fewgraft.prototypes import Refinement
+from fewgraft.training.augment import Augmentation
+
+EMBEDDED = resources.files("fewgraft") / "recipes"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Optimisation(_Section):
+    """SGD with momentum; the rate warms up, then falls along a cosine to 0, or stays."""
+
+    lr: float = Field(gt=0)
+    schedule: Literal["cosine", "constant"] = "cosine"
+    warm_up: float = Field(default=0.0, ge=0, lt=1)  # share of the steps
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    nesterov: bool = True
+    weight_decay: float = Field(default=5e-4, ge=0)  # not on normalisation layers and γ
+    clip: float | None = Field(default=None, gt=0)  # largest norm of the gradient
+
+
+class Pretraining(_Section):
+    """Supervised training on base/train."""
+
+    steps: int = Field(ge=1)
+    batch: int = Field(default=128, ge=1)
+    optimisation: Optimisation
+    augmentation: Augmentation = Augmentation()
+    small_size: int | None = None  # pictures are this small at first: faster, and no worse
+    small_share: float = Field(default=0.0, ge=0, le=1)  # of the steps
+    validate_every: int = Field(default=500, ge=1)
+
+
+class Metatraining(_Section):
+    """Algorithms 1 and 2: episodes from novel/train and base/train."""
+
+    steps: int = Field(ge=1)
+    episodes: int = Field(default=4, ge=1)  # a step
+    optimisation: Optimisation
+    shots: tuple[int, ...] = (1, 5)  # in turn, step by step
+    ways: int = Field(default=5, ge=1)
+    queries: int = Field(default=10, ge=1)  # of each novel class
+    base_queries: int = Field(default=50, ge=0)
+    unlabelled: int = Field(default=150, ge=0)  # |U| in Algorithm 2, half of it novel
+    moves: Literal["last-block", "all"] = "last-block"
+    refinement_steps: int = Field(default=1, ge=1)
+    alpha: float = Field(default=1.0, gt=0, le=1)
+    augmentation: Augmentation = Augmentation()
+    validate_every: int = Field(default=50, ge=1)
+
+    @property
+    def refinement(self) -> Refinement:
+        """Refinement during training."""
+        return Refinement(steps=self.refinement_steps, alpha=self.alpha)
+
+
+class Validation(_Section):
+    """Episodes of the val parts: which step is kept is decided on them, never on test."""
+
+    episodes: int = Field(default=200, ge=2)
+    shots: tuple[int, ...] = (1, 5)
+    refinement_steps: int = Field(default=5, ge=1)  # with U, as in testing
+    ways: int = Field(default=5, ge=1)
+    queries: int = Field(default=15, ge=1)  # of each novel class
+    base_queries: int = Field(default=75, ge=1)
+    unlabelled: int | None = Field(default=None, ge=0)  # |U|; None: the paper's number
+
+
+class Recipe(_Section):
+    """A whole training run."""
+
+    name: str
+    data: str
+    backbone: str
+    seed: int = Field(default=0, ge=0)
+    size: int | None = None  # of the stored pictures; None takes what is there
+    checkpoint_every: int = Field(default=100, ge=1)  # steps
+    pretraining: Pretraining
+    metatraining: Metatraining
+    validation: Validation = Validation()
+
+    @property
+    def hash(self) -> str:
+        """A short name for exactly this recipe."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:12]
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes inside the package."""
+    return sorted(Path(str(file)).stem for file in EMBEDDED.iterdir() if file.name.endswith("toml"))
+
+
+def load_recipe(path_or_name: str, changes: dict[str, str] | None = None) -> Recipe:
+    """A recipe from a file, or by name from inside the package, with changes such as
+    {"pretraining.steps": "10"}.
+    """
+    path = Path(path_or_name)
+    if path.is_file():
+        text = path.read_text()
+    elif path_or_name in recipe_names():
+        text = (EMBEDDED / f"{path_or_name}.toml").read_text()
+    else:
+        raise FewgraftError(
+            f"there is no recipe '{path_or_name}'", nearest(path_or_name, recipe_names())
+        )
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise FewgraftError(f"{path_or_name} is not readable TOML: {error}") from None
+    for key, value in (changes or {}).items():
+        _set(content, key, value)
+    try:
+        recipe = Recipe.model_validate(content)
+    except ValidationError as error:
+        raise FewgraftError(f"{path_or_name}: {_explain(error)}") from None
+    backbone_spec(recipe.backbone)
+    return recipe
+
+
+def _set(content: dict[str, Any], key: str, value: str) -> None:
+    """Follow the dots; a value that reads as TOML is that, any other is text."""
+    *sections, last = key.split(".")
+    for section in sections:
+        content = content.setdefault(section, {})
+        if not isinstance(content, dict):
+            raise FewgraftError(f"'{key}' does not name a setting of a recipe")
+    try:
+        content[last] = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        content[last] = value
+
+
+def _explain(error: ValidationError) -> str:
+    """The first problem, with its field; an unknown one with the nearest valid name."""
+    first = error.errors()[0]
+    where = ".".join(str(step) for step in first["loc"])
+    if first["type"] != "extra_forbidden":
+        return f"{where}: {first['msg']}"
+    known = _fields(Recipe, [str(step) for step in first["loc"][:-1]])
+    close = difflib.get_close_matches(str(first["loc"][-1]), known, n=1, cutoff=0.5)
+    hint = f"Did you mean '{close[0]}'?" if close else f"Known: {', '.join(known)}"
+    return f"there is no setting '{where}'\n{hint}"
+
+
+def _fields(model: type[BaseModel], sections: list[str]) -> list[str]:
+    for section in sections:
+        annotation = model.model_fields[section].annotation
+        assert isinstance(annotation, type)
+        model = annotation
+    return list(model.model_fields)

@@ -1,0 +1,91 @@
+"""A whole run: from pictures to a pre-trained and two meta-trained models."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from accelerate import Accelerator
+
+from fewgraft.data.parts import Part
+from fewgraft.data.store import ImageStore
+from fewgraft.errors import FewgraftError
+from fewgraft.model import CosineModel, load_model, new_model, save_model
+from fewgraft.training.checkpoint import Progress
+from fewgraft.training.loop import train_phase
+from fewgraft.training.metatrain import Metatrain
+from fewgraft.training.phase import Phase
+from fewgraft.training.pretrain import Pretrain
+from fewgraft.training.recipe import Recipe
+
+STAGES = ("pre-trained", "algorithm-1", "algorithm-2")
+
+
+def train(
+    recipe: Recipe,
+    store: ImageStore,
+    folder: Path,
+    stages: Sequence[str] = STAGES,
+    accelerator: Accelerator | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Train the stages that are not there yet; {stage: its card's metrics}."""
+    accelerator = accelerator or Accelerator(cpu=True)
+    _check_size(recipe, store)
+    folder.mkdir(parents=True, exist_ok=True)
+    for stage in stages:
+        target = folder / stage
+        if not (target / "model.json").exists():
+            phase = _phase(stage, recipe, store, folder)
+            run = f"{recipe.name} {recipe.hash} {stage} {store.manifest.content[:12]}"
+            progress = train_phase(phase, folder, run, recipe.checkpoint_every, accelerator)
+            if accelerator.is_main_process:
+                save_model(_with_card(phase, progress, recipe, store), target)
+        accelerator.wait_for_everyone()
+    return {stage: load_model(folder / stage).card.metrics for stage in stages}
+
+
+def _check_size(recipe: Recipe, store: ImageStore) -> None:
+    if recipe.size is not None and recipe.size != store.manifest.size:
+        raise FewgraftError(
+            f"the recipe wants pictures of {recipe.size} pixels, {store.manifest.name} has "
+            f"{store.manifest.size}",
+            f"Add the data again with --size {recipe.size}.",
+        )
+
+
+def _phase(stage: str, recipe: Recipe, store: ImageStore, folder: Path) -> Phase:
+    if stage == "pre-trained":
+        mean, std = channel_statistics(store)
+        model = new_model(
+            recipe.backbone,
+            store.base_classes,
+            store.manifest.size,
+            store.manifest.channels,
+            mean,
+            std,
+            recipe.seed,
+        )
+        return Pretrain(model, store, recipe)
+    start = load_model(folder / "pre-trained")
+    return Metatrain(start, store, recipe, 1 if stage == "algorithm-1" else 2)
+
+
+def channel_statistics(store: ImageStore) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation of each channel over at most 2000 pictures of base/train."""
+    some = store.indices(Part.BASE_TRAIN)
+    some = some[:: max(1, len(some) // 2000)]
+    pixels = store.pictures[some].reshape(-1, store.manifest.channels) / 255
+    return np.mean(pixels, axis=0).tolist(), np.std(pixels, axis=0).tolist()
+
+
+def _with_card(phase: Phase, progress: Progress, recipe: Recipe, store: ImageStore) -> CosineModel:
+    best = next(row for row in progress.history if row["step"] == progress.best_step)
+    phase.model.card = phase.model.card.model_copy(
+        update={
+            "stage": phase.stage,
+            "data": f"{store.manifest.name} {store.manifest.content[:16]}",
+            "recipe": recipe.model_dump(mode="json"),
+            "metrics": {f"val_{name}": value for name, value in best.items()},
+        }
+    )
+    return phase.model

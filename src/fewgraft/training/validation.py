@@ -1,0 +1,57 @@
+"""Validation on novel-val × base-val episodes: what decides which step is kept."""
+
+import torch
+from torch import Tensor
+
+from fewgraft.data.parts import Part
+from fewgraft.data.store import ImageStore
+from fewgraft.episodes import Answers, Episodes, EpisodeSettings, Pools, sample_episodes
+from fewgraft.evaluation import evaluate
+from fewgraft.metrics import Scores
+from fewgraft.prototypes import Refinement
+from fewgraft.training.recipe import Recipe
+
+SEED = 1  # validation has episodes of its own, whatever seed training has
+
+
+class Validator:
+    """Val episodes, drawn once, and where their pictures are."""
+
+    def __init__(self, store: ImageStore, recipe: Recipe, setting: str) -> None:
+        self._how = recipe.validation
+        self._episodes = [self._draw(store, setting, shots) for shots in self._how.shots]
+        parts = (Part.BASE_VAL, Part.NOVEL_VAL)
+        self.pictures = torch.cat([torch.from_numpy(store.indices(part)) for part in parts])
+        self._total = len(store)
+
+    def _draw(self, store: ImageStore, setting: str, shots: int) -> tuple[Episodes, Answers]:
+        how = self._how
+        changes = {"ways": how.ways, "queries": how.queries, "base_queries": how.base_queries}
+        if setting == "s2i" and how.unlabelled is not None:
+            changes["unlabelled"] = how.unlabelled
+        settings = EpisodeSettings.paper(setting, shots, split="val", seed=SEED, **changes)
+        return sample_episodes(Pools.of(store, "val"), settings, self._how.episodes)
+
+    def scores(
+        self, features: Tensor, weights: Tensor, gamma: Tensor, refinement: Refinement | None
+    ) -> list[Scores]:
+        """Scores at each shot, from features [len(self.pictures), d] of the val pictures."""
+        whole = features.new_zeros(self._total, features.shape[1])
+        whole[self.pictures] = features
+        return [
+            evaluate(whole, weights, episodes, answers, gamma, refinement)
+            for episodes, answers in self._episodes
+        ]
+
+    def figures(self, scores: list[Scores]) -> dict[str, float]:
+        """Acc and Δ at each shot in percent, and their mean Acc as the score."""
+        found = {}
+        for shots, s in zip(self._how.shots, scores, strict=True):
+            found[f"acc_{shots}"] = 100 * s.acc.mean().item()
+            found[f"delta_{shots}"] = 100 * s.delta.mean().item()
+            found[f"b_all_{shots}"] = 100 * s.b_all.mean().item()
+            found[f"n_all_{shots}"] = 100 * s.n_all.mean().item()
+            found[f"n_n_{shots}"] = 100 * s.n_n.mean().item()
+        found["b_b"] = 100 * scores[0].b_b.mean().item()
+        found["score"] = sum(found[f"acc_{shots}"] for shots in self._how.shots) / len(scores)
+        return found

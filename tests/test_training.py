@@ -1,0 +1,490 @@
+"""Training: losses against plain loops, resuming to the bit, stopping in time."""
+
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fewgraft.data.catalogue import add_data
+from fewgraft.data.parts import Part
+from fewgraft.data.sources import SourceOptions
+from fewgraft.data.store import ImageStore
+from fewgraft.errors import FewgraftError
+from fewgraft.model import CosineModel, load_model, new_model
+from fewgraft.training.checkpoint import Progress, load_checkpoint, save_checkpoint
+from fewgraft.training.log import RunLog
+from fewgraft.training.loop import learning_rate, make_optimiser
+from fewgraft.training.metatrain import Metatrain
+from fewgraft.training.phase import Share
+from fewgraft.training.pretrain import Pretrain
+from fewgraft.training.recipe import Optimisation, Recipe, load_recipe, recipe_names
+from fewgraft.training.run import train
+
+RECIPE = """
+name = "small"
+data = "colours"
+backbone = "conv4"
+size = 16
+checkpoint_every = 3
+
+[pretraining]
+steps = 24
+batch = 16
+validate_every = 8
+optimisation = { lr = 0.05, warm_up = 0.1 }
+augmentation = { crop = 1, mirror = true }
+small_size = 16
+small_share = 0.3
+
+[metatraining]
+steps = 8
+episodes = 2
+shots = [1, 2]
+ways = 2
+queries = 3
+base_queries = 6
+unlabelled = 8
+optimisation = { lr = 0.01 }
+augmentation = { mirror = true }
+validate_every = 4
+
+[validation]
+episodes = 4
+shots = [1, 2]
+ways = 3
+queries = 3
+base_queries = 6
+unlabelled = 18
+"""
+
+SPLIT = """
+base = ["0", "1", "2", "3", "4", "5"]
+"novel/val" = ["6", "7", "8", "9", "10"]
+"novel/test" = ["11", "12"]
+"""
+
+
+def make_colours(folder: Path, root: Path, split: str = SPLIT) -> ImageStore:
+    """Classes of noisy colours: easy to learn, quick to read."""
+    rng = np.random.default_rng(0)
+    for c in range(13):
+        (folder / str(c)).mkdir(parents=True)
+        colour = rng.integers(40, 216, 3)
+        for p in range(30 if c < 6 else 12):
+            pixels = np.clip(colour + rng.integers(-40, 41, (16, 16, 3)), 0, 255)
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / str(c) / f"{p}.png")
+    (folder.parent / "split.toml").write_text(split)
+    options = SourceOptions(size=16, split=folder.parent / "split.toml")
+    return add_data("colours", folder, options=options, root=root)
+
+
+@pytest.fixture
+def colours(tmp_path: Path) -> ImageStore:
+    return make_colours(tmp_path / "pictures", tmp_path / "home" / "data")
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Recipe:
+    path = tmp_path / "small.toml"
+    path.write_text(RECIPE)
+    return load_recipe(str(path))
+
+
+def small_model(store: ImageStore) -> CosineModel:
+    return new_model("conv4", store.base_classes, 16, 3, (0.5,) * 3, (0.25,) * 3)
+
+
+# --- recipes ---
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_of_the_package_is_valid(name: str) -> None:
+    recipe = load_recipe(name)
+    assert recipe.name == name
+    assert recipe.hash == load_recipe(name).hash
+    assert recipe.hash != load_recipe(name, {"seed": "7"}).hash
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"pretraining.stepz": "3"}, "Did you mean 'steps'"),
+        ({"pretraining.optimisation.learning_rate": "1"}, "no setting 'pretraining.optimisation"),
+        ({"bakbone": "conv4"}, "Did you mean 'backbone'"),
+        ({"backbone": "conv5"}, "Did you mean 'conv4'"),
+        ({"pretraining.steps": "-1"}, "pretraining.steps"),
+        ({"pretraining.steps": "many"}, "pretraining.steps"),
+        ({"metatraining.moves": "nothing"}, "metatraining.moves"),
+        ({"name.deeper": "1"}, "does not name a setting"),
+    ],
+)
+def test_wrong_settings_are_named(change: dict[str, str], message: str) -> None:
+    with pytest.raises(FewgraftError, match=message):
+        load_recipe("icons", change)
+
+
+def test_recipes_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(FewgraftError, match="Did you mean 'icons'"):
+        load_recipe("icon")
+    (tmp_path / "bad.toml").write_text("name = [")
+    with pytest.raises(FewgraftError, match="not readable TOML"):
+        load_recipe(str(tmp_path / "bad.toml"))
+
+
+def test_the_rate_warms_up_and_falls_to_nothing() -> None:
+    how = Optimisation(lr=0.2, warm_up=0.1)
+    rates = [learning_rate(how, step, 100) for step in range(100)]
+    assert rates[:3] == pytest.approx([0.2 / 11, 0.4 / 11, 0.6 / 11])
+    assert max(rates) == rates[10] == pytest.approx(0.2)
+    assert rates[55] == pytest.approx(0.1)
+    assert all(a > b for a, b in pairwise(rates[10:]))
+    assert rates[-1] < 1e-3
+    constant = Optimisation(lr=0.2, schedule="constant")
+    assert {learning_rate(constant, step, 100) for step in range(100)} == {0.2}
+
+
+# --- losses ---
+
+
+def test_pretraining_sees_every_picture_once_an_epoch(colours: ImageStore, recipe: Recipe) -> None:
+    phase = Pretrain(small_model(colours), colours, recipe)
+    steps = len(colours.indices(Part.BASE_TRAIN)) // 16
+    first = np.concatenate([phase._chosen(step) for step in range(steps)])
+    second = np.concatenate([phase._chosen(step) for step in range(steps, 2 * steps)])
+    for epoch in (first, second):
+        assert len(set(epoch.tolist())) == len(epoch)
+    assert first.tolist() != second.tolist()
+    assert phase._chosen(3).tolist() == first[48:64].tolist(), "a step depends on its number alone"
+
+
+def test_pretraining_loss_is_the_cross_entropy(colours: ImageStore, recipe: Recipe) -> None:
+    quiet = recipe.model_copy(
+        update={
+            "pretraining": recipe.pretraining.model_copy(
+                update={"augmentation": type(recipe.pretraining.augmentation)(), "small_share": 0.0}
+            )
+        }
+    )
+    model = small_model(colours).eval()
+    phase = Pretrain(model, colours, quiet)
+    loss, accuracy = phase.loss(5, Share())
+    chosen = phase._chosen(5)
+    logits = model(model.prepare(torch.from_numpy(colours.pictures[chosen])))
+    terms, right = [], 0
+    for row, label in zip(logits.tolist(), colours.labels[chosen].tolist(), strict=True):
+        terms.append(math.log(sum(math.exp(v) for v in row)) - row[label])
+        right += row.index(max(row)) == label
+    assert loss.item() == pytest.approx(sum(terms) / len(terms), rel=1e-5)
+    assert accuracy == pytest.approx(right / len(terms))
+
+
+def plain_episode_loss(
+    phase: Metatrain, store: ImageStore, model: CosineModel, step: int, refines: bool
+) -> float:
+    """The loop body of the paper's listings, one episode and one query at a time.
+
+    The rows of W_b that belong to the episode's classes are overwritten by the prototypes, and the
+    loss is N_b-way with the original labels.
+    """
+    episodes, answers = phase._sample(step, Share())
+    losses: list[float] = []
+
+    def features(indices: Tensor) -> Tensor:
+        pixels = torch.from_numpy(store.pictures[indices.numpy()])
+        return torch.nn.functional.normalize(model.embed(model.prepare(pixels)), dim=-1)
+
+    base = torch.nn.functional.normalize(model.weight, dim=-1)
+    for e in range(len(episodes)):
+        classes = episodes.classes[e].tolist()
+        support, query = features(episodes.support[e]), features(episodes.query[e])
+        weights = base.clone()
+        ways = episodes.support_labels[e] - episodes.n_base
+        for way, label in enumerate(classes):
+            mean = support[ways == way].mean(0)
+            weights[label] = mean / mean.norm()
+        if refines:
+            pile = features(episodes.unlabelled[e])
+            belief = (model.gamma * pile @ weights.T).softmax(-1)
+            for way, label in enumerate(classes):
+                own = support[ways == way]
+                total = (belief[:, label, None] * pile).sum(0) + own.sum(0)
+                mean = total / (belief[:, label].sum() + len(own))
+                weights[label] = mean / mean.norm()
+        logits = model.gamma * query @ weights.T
+        for row, label in zip(logits, answers.query_labels[e].tolist(), strict=True):
+            original = label if label < episodes.n_base else classes[label - episodes.n_base]
+            losses.append((row.logsumexp(0) - row[original]).item())
+    return sum(losses) / len(losses)
+
+
+@pytest.mark.parametrize("algorithm", [1, 2])
+@pytest.mark.parametrize("moves", ["all", "last-block"])
+def test_meta_training_is_the_papers_loop_body(
+    colours: ImageStore, recipe: Recipe, algorithm: int, moves: str
+) -> None:
+    quiet = recipe.metatraining.model_copy(
+        update={"augmentation": type(recipe.metatraining.augmentation)(), "moves": moves}
+    )
+    model = small_model(colours).eval()
+    assert colours.rehearses_on_base
+    phase = Metatrain(
+        model,
+        colours,
+        recipe.model_copy(update={"metatraining": quiet}),
+        algorithm,  # type: ignore[arg-type]
+    )
+    for step in (0, 1):
+        loss, _ = phase.loss(step, Share())
+        with torch.no_grad():
+            expected = plain_episode_loss(phase, colours, model, step, refines=algorithm == 2)
+        assert loss.item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_algorithm_2_learns_from_the_pile_through_the_pseudo_labels(
+    colours: ImageStore, recipe: Recipe
+) -> None:
+    model = small_model(colours)
+    phase = Metatrain(model, colours, recipe, 2)
+    phase.set_mode()
+    torch.autograd.backward(phase.loss(0, Share())[0])
+    names = {name for name, _ in phase.moving()}
+    assert "weight" in names
+    assert "gamma" in names
+    assert any(name.startswith("backbone.block4") for name in names)
+    assert not any(name.startswith("backbone.block1") for name in names)
+    for name, parameter in phase.moving():
+        assert parameter.grad is not None, name
+        assert torch.isfinite(parameter.grad).all(), name
+
+
+def test_disjoint_training_classes_need_no_overwriting(tmp_path: Path, recipe: Recipe) -> None:
+    split = SPLIT.replace('"4", "5"]', '"4"]\n"novel/train" = ["5", "11"]').replace(
+        '["11", "12"]', '["12"]'
+    )
+    store = make_colours(tmp_path / "p", tmp_path / "home" / "data", split)
+    assert not store.rehearses_on_base
+    model = small_model(store)
+    phase = Metatrain(model, store, recipe, 2)
+    episodes, answers = phase._sample(0, Share())
+    assert episodes.n_base == 5
+    assert set(episodes.classes.flatten().tolist()) <= {5, 6}
+    assert answers.query_labels.max() == 6
+    assert torch.isfinite(phase.loss(0, Share())[0])
+
+
+@pytest.mark.parametrize("algorithm", [1, 2])
+def test_shares_of_a_step_make_the_whole(
+    colours: ImageStore, recipe: Recipe, algorithm: int
+) -> None:
+    """Two processes with half the episodes each: their mean gradient is that of one process."""
+    gradients = []
+    for shares in ([Share()], [Share(0, 2), Share(1, 2)]):
+        model = small_model(colours)
+        phase = Metatrain(model, colours, recipe, algorithm)  # type: ignore[arg-type]
+        phase.set_mode()
+        for share in shares:
+            torch.autograd.backward(phase.loss(0, share)[0] / len(shares))
+        gradients.append({n: p.grad.clone() for n, p in phase.moving() if p.grad is not None})
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_too_many_processes_are_refused(colours: ImageStore, recipe: Recipe) -> None:
+    phase = Metatrain(small_model(colours), colours, recipe, 1)
+    with pytest.raises(FewgraftError, match="5 processes cannot share 2 episodes"):
+        phase.loss(0, Share(4, 5))
+
+
+# --- whole runs ---
+
+
+def test_a_run_learns_and_leaves_three_models(
+    colours: ImageStore, recipe: Recipe, tmp_path: Path
+) -> None:
+    metrics = train(recipe, colours, tmp_path / "run")
+    assert set(metrics) == {"pre-trained", "algorithm-1", "algorithm-2"}
+    first = json.loads((tmp_path / "run" / "pretraining.jsonl").read_text().splitlines()[0])
+    assert first["step"] == 8
+    assert metrics["pre-trained"]["val_b_b"] > 60, "colours are easy"
+    for stage in metrics:
+        model = load_model(tmp_path / "run" / stage)
+        assert model.card.stage == stage
+        assert model.card.classes == colours.base_classes
+        assert model.card.data.startswith("colours ")
+        assert model.card.metrics["val_step"] in (4, 8, 16, 24)
+    before = load_model(tmp_path / "run" / "pre-trained")
+    after = load_model(tmp_path / "run" / "algorithm-2")
+    assert not torch.equal(before.weight, after.weight)
+    block = before.backbone.get_parameter("block1.0.weight")
+    assert torch.equal(block, after.backbone.get_parameter("block1.0.weight"))
+
+
+def test_the_step_that_validated_best_is_kept(
+    colours: ImageStore, recipe: Recipe, tmp_path: Path
+) -> None:
+    train(recipe, colours, tmp_path / "run", ["pre-trained"])
+    rows = [json.loads(line) for line in (tmp_path / "run" / "pretraining.jsonl").open()]
+    scores = {row["step"]: row["val_score"] for row in rows if "val_score" in row}
+    kept = load_model(tmp_path / "run" / "pre-trained").card.metrics
+    assert scores[int(kept["val_step"])] == max(scores.values())
+
+
+def test_pictures_of_another_size_are_refused(
+    colours: ImageStore, recipe: Recipe, tmp_path: Path
+) -> None:
+    with pytest.raises(FewgraftError, match="--size 32"):
+        train(recipe.model_copy(update={"size": 32}), colours, tmp_path / "run")
+
+
+def test_a_diverging_run_stops_and_says_what_to_lower(
+    colours: ImageStore, recipe: Recipe, tmp_path: Path
+) -> None:
+    wild = recipe.pretraining.model_copy(
+        update={"optimisation": Optimisation(lr=1e30, weight_decay=1.0)}
+    )
+    run = tmp_path / "run"
+    with pytest.raises(FewgraftError, match=r"not finite(.|\n)*optimisation\.lr"):
+        train(recipe.model_copy(update={"pretraining": wild}), colours, run)
+    assert not (run / "pre-trained").exists()
+
+
+def test_checkpoints_hold_everything(colours: ImageStore, recipe: Recipe, tmp_path: Path) -> None:
+    model = small_model(colours)
+    phase = Pretrain(model, colours, recipe)
+    optimiser = make_optimiser(phase)
+    for step in range(3):
+        optimiser.zero_grad()
+        torch.autograd.backward(phase.loss(step, Share())[0])
+        optimiser.step()
+    progress = Progress("run a", step=3, best_step=2, best_score=1.5, history=[{"step": 2.0}])
+    path = tmp_path / "x.checkpoint"
+    best_weights = {"weight": model.weight.detach().clone()}
+    save_checkpoint(path, progress, model, optimiser, best_weights)
+    other = small_model(colours)
+    again = make_optimiser(Pretrain(other, colours, recipe))
+    found, best = load_checkpoint(path, "run a", other, again)
+    assert found == progress
+    assert torch.equal(best["weight"], model.weight)
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+        assert torch.equal(optimiser.state[a]["momentum_buffer"], again.state[b]["momentum_buffer"])
+    with pytest.raises(FewgraftError, match="another run"):
+        load_checkpoint(path, "run b", other, again)
+    path.write_bytes(path.read_bytes()[:500])
+    with pytest.raises(FewgraftError, match="not a readable checkpoint"):
+        load_checkpoint(path, "run a", other, again)
+
+
+def test_the_log_drops_what_lies_beyond_the_resumed_step(tmp_path: Path) -> None:
+    log = RunLog(tmp_path, "phase", 0)
+    for step in (1, 2, 3, 4):
+        log.write(step, loss=float(step))
+    with (tmp_path / "phase.jsonl").open("a") as file:
+        file.write('{"step": 5, "lo')  # killed in the middle of a line
+    RunLog(tmp_path, "phase", 2).write(3, loss=30.0)
+    rows = [json.loads(line) for line in (tmp_path / "phase.jsonl").open()]
+    assert [row["loss"] for row in rows] == [1, 2, 30]
+
+
+# --- real processes ---
+
+
+def train_command(recipe: Path, out: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "fewgraft", "train", str(recipe), "--out", str(out), *more]
+
+
+def weights(run: Path) -> dict[str, dict[str, Tensor]]:
+    stages = ("pre-trained", "algorithm-1", "algorithm-2")
+    return {stage: load_file(run / stage / "model.safetensors") for stage in stages}
+
+
+def same_weights(a: Path, b: Path) -> bool:
+    x, y = weights(a), weights(b)
+    return all(torch.equal(x[stage][name], y[stage][name]) for stage in x for name in x[stage])
+
+
+@pytest.mark.parametrize(
+    ("kills", "sign"),
+    [
+        (2, signal.SIGKILL),
+        (1, signal.SIGINT),
+        pytest.param(20, signal.SIGKILL, marks=pytest.mark.slow),
+    ],
+)
+def test_a_killed_run_resumes_to_the_same_bits(
+    colours: ImageStore, tmp_path: Path, kills: int, sign: signal.Signals
+) -> None:
+    path = tmp_path / "small.toml"
+    path.write_text(RECIPE)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    start = time.monotonic()
+    command = train_command(path, tmp_path / "whole")
+    subprocess.run(command, check=True, env=environment, capture_output=True)
+    duration = time.monotonic() - start
+    rng, cut = random.Random(kills), tmp_path / "cut"
+    ended_early = 0
+    for _ in range(kills):
+        command = train_command(path, cut, "--resume")
+        process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        time.sleep(rng.uniform(0.5, 0.9) * duration)
+        process.send_signal(sign)
+        ended_early += process.wait() != 0
+    assert ended_early, "no kill came before the end: the test shows nothing"
+    command = train_command(path, cut, "--resume")
+    subprocess.run(command, check=True, env=environment, capture_output=True)
+    assert same_weights(tmp_path / "whole", cut)
+    for name in ("pretraining", "algorithm-1", "algorithm-2"):
+        logs = [(run / f"{name}.jsonl").read_text() for run in (tmp_path / "whole", cut)]
+        assert logs[0] == logs[1]
+
+
+def test_a_second_run_needs_a_word(colours: ImageStore, tmp_path: Path) -> None:
+    path = tmp_path / "small.toml"
+    path.write_text(RECIPE)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "something").write_text("")
+    result = subprocess.run(
+        train_command(path, tmp_path / "run"), capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 2
+    assert "--resume" in result.stderr
+
+
+def test_two_processes_do_the_same_steps_as_one(colours: ImageStore, tmp_path: Path) -> None:
+    """`accelerate launch` with two CPU processes, against one process, over whole meta-training."""
+    path = tmp_path / "small.toml"
+    path.write_text(RECIPE)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    one, two = tmp_path / "one", tmp_path / "two"
+    only = ["--stage", "pre-trained"]
+    subprocess.run(
+        train_command(path, one, *only), check=True, env=environment, capture_output=True
+    )
+    two.mkdir()
+    (one / "pre-trained").rename(two / "pre-trained")
+    (one / "pre-trained").symlink_to(two / "pre-trained")
+    for algorithm in ("algorithm-1", "algorithm-2"):
+        more = ["--resume", "--stage", algorithm]
+        subprocess.run(train_command(path, one, *more), check=True, env=environment)
+        launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes"]
+        launch += ["2", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+        launch += train_command(path, two, *more)[1:]
+        subprocess.run(launch, check=True, env=environment)
+        a, b = (load_file(run / algorithm / "model.safetensors") for run in (one, two))
+        for name, tensor in a.items():
+            torch.testing.assert_close(b[name], tensor, rtol=1e-4, atol=1e-5)
