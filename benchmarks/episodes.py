@@ -1,6 +1,6 @@
 """How long it takes to draw 600 episodes of 200+5-way, beside a plain loop over `random.sample`.
 
-    .venv/bin/python benchmarks/episodes.py
+.venv/bin/python benchmarks/episodes.py
 """
 
 import random

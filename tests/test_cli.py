@@ -37,6 +37,7 @@ COMMANDS = [
     ["demo"],
     ["doctor"],
     ["episode"],
+    ["train"],
     ["data"],
     ["data", "add"],
     ["data", "list"],
@@ -129,6 +130,11 @@ BAD = [
     (["episode", "--shots", "70"], "pictures in novel/test"),
     (["episode", "--shots", "0"], "shots"),
     (["demo", "--episodes", "0"], "episodes"),
+    (["train", "icon"], "Did you mean 'icons'"),
+    (["train", "icons", "--set", "pretraining.stepz=3"], "Did you mean 'steps'"),
+    (["train", "icons", "--set", "nothing"], "name=value"),
+    (["train", "icons", "--stage", "algorithm-3"], "algorithm-2"),
+    (["train", "cifar-fs"], "data add cifar-fs"),
     (["unheard-of"], "unheard-of"),
 ]
 

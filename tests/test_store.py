@@ -136,6 +136,16 @@ def test_damaged_pictures_are_skipped_named_and_counted(
     assert open_data("photos").manifest.content == before, "--strict must leave the old store alone"
 
 
+def test_file_names_that_are_no_text_are_taken(make_tree: MakeTree) -> None:
+    root = make_tree(classes=3, pictures=4)
+    odd = Path(os.fsdecode(os.fsencode(root) + b"/caf\xe9"))
+    (root / "class 00").rename(odd)
+    (odd / os.fsdecode(b"br\xf6ken.png")).write_bytes(b"")
+    store = add_data("photos", root)
+    assert "caf\\xe9" in store.classes
+    assert [s.origin for s in store.manifest.skipped] == ["caf\\xe9/br\\xf6ken.png"]
+
+
 def test_a_class_without_a_readable_picture_is_left_out(make_tree: MakeTree) -> None:
     root = make_tree(classes=5, pictures=6)
     for file in (root / "class 03").iterdir():

@@ -17,6 +17,11 @@ _IN_WORK = "in-work"
 _REPLACED = "replaced"
 
 
+def readable(path: Path) -> str:
+    """A path as text that can be printed and stored, even where its name is no valid text."""
+    return os.fsencode(path.as_posix()).decode("utf-8", "backslashreplace")
+
+
 @contextlib.contextmanager
 def replacing_folder(target: Path) -> Iterator[Path]:
     """A new folder to write into, which takes the place of `target` when the block ends well.

@@ -4,6 +4,7 @@ import math
 import time
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -46,9 +47,11 @@ def _results_table(store: ImageStore, pools: Pools, count: int) -> Table:
     table = Table(
         title=f"Nearest prototype on gradient histograms (no training), {count} episodes, %",
         title_justify="left",
+        box=box.SIMPLE,
+        padding=(0, 1, 0, 0),
     )
     for column in ("setting", "classes", "shots", "Acc", "Δ", "b/all", "n/all", "b/b", "n/n"):
-        table.add_column(column, justify="left" if column == "setting" else "right")
+        table.add_column(column, justify="left" if column == "setting" else "right", no_wrap=True)
     for setting, shots in ROWS:
         settings = EpisodeSettings.paper(setting, shots)
         episodes, answers = sample_episodes(pools, settings, count)

@@ -78,7 +78,7 @@ def _line(pictures: int, classes: int, size: int) -> str:
 
 
 @app.command("list")
-def list_() -> None:
+def list_(root: Root = None) -> None:
     """List the data sets that are here, and those that could be added.
 
     Example: fewgraft data list
@@ -87,10 +87,11 @@ def list_() -> None:
     from fewgraft.data.icons import ICONS
     from fewgraft.data.sources import source_kinds
 
-    names = added_names(data_root())
+    root = root or data_root()
+    names = added_names(root)
     for name in [ICONS, *names]:
         try:
-            store = open_data(name)
+            store = open_data(name, root)
         except FewgraftError as error:
             typer.echo(f"{name:<16} {error.problem}")
             continue
@@ -100,7 +101,7 @@ def list_() -> None:
     for kind in source_kinds().values():
         if kind.name not in names:
             typer.echo(f"{kind.name:<16} not added: {kind.summary}")
-    typer.echo(f"\nAdd one with `fewgraft data add NAME --from PATH`. Kept in {data_root()}")
+    typer.echo(f"\nAdd one with `fewgraft data add NAME --from PATH`. Kept in {root}")
 
 
 @app.command()

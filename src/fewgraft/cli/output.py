@@ -13,7 +13,7 @@ from fewgraft.files import write_atomically
 def save_picture(image: Image.Image, path: Path) -> None:
     """Write a PNG and say where it is."""
     packed = io.BytesIO()
-    image.save(packed, format="PNG")
+    image.save(packed, format="PNG", optimize=True)
     try:
         write_atomically(path, packed.getvalue())
     except OSError as error:

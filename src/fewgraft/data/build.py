@@ -25,7 +25,7 @@ from fewgraft.data.store import (
     pixel_hash,
 )
 from fewgraft.errors import FewgraftError
-from fewgraft.files import NpyAppender, replacing_folder
+from fewgraft.files import NpyAppender, readable, replacing_folder
 from fewgraft.progress import track
 
 AHEAD = 64  # pictures decoded before they are wanted: enough to keep the cores busy, never more
@@ -154,7 +154,7 @@ def _write_index(source: Source, written: _Written, work: Path, name: str) -> Ma
     return Manifest(
         name=name,
         kind=source.kind,
-        source=str(source.where),
+        source=readable(source.where),
         size=source.size,
         channels=source.channels,
         pictures=len(labels),

@@ -47,7 +47,8 @@ def draw_sheet(store: ImageStore, rows: Sequence[Row], columns: int | None = Non
     columns = columns or max(len(row.pictures) for row in rows)
     lines = [max(1, -(-len(row.pictures) // columns)) for row in rows]
     pitch = CELL + GAP
-    sheet = Image.new("RGB", (LABEL_WIDTH + columns * pitch + GAP, sum(lines) * pitch + GAP), PAPER)
+    mode = "L" if store.manifest.channels == 1 else "RGB"
+    sheet = Image.new(mode, (LABEL_WIDTH + columns * pitch + GAP, sum(lines) * pitch + GAP), PAPER)
     draw = ImageDraw.Draw(sheet)
     font = ImageFont.load_default(size=13)
     top = GAP
@@ -64,4 +65,4 @@ def draw_sheet(store: ImageStore, rows: Sequence[Row], columns: int | None = Non
 def _thumbnail(store: ImageStore, picture: int) -> Image.Image:
     pixels = store.pictures[picture]
     image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
-    return image.convert("RGB").resize((CELL, CELL), Image.Resampling.BICUBIC)
+    return image.resize((CELL, CELL), Image.Resampling.BICUBIC)

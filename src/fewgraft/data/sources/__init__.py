@@ -49,7 +49,10 @@ def open_source(kind: str, path: Path, options: SourceOptions) -> Source:
         raise FewgraftError(f"{path} does not exist", "Give an existing path with --from.")
     if options.size is not None and not 8 <= options.size <= 1024:
         raise FewgraftError(f"a size of {options.size} pixels", "Choose one from 8 to 1024.")
-    return source_kinds()[kind].open(path, options)
+    try:
+        return source_kinds()[kind].open(path, options)
+    except OSError as error:
+        raise FewgraftError(f"{error.filename or path} cannot be read: {error.strerror}") from None
 
 
 def layout_error(kind: SourceKind, path: Path) -> FewgraftError:

@@ -15,6 +15,7 @@ from fewgraft.data.parts import PARTS, Part
 from fewgraft.data.sources import SourceKind, SourceOptions
 from fewgraft.data.splits import draw_base_parts, draw_class_parts
 from fewgraft.errors import FewgraftError, nearest
+from fewgraft.files import readable
 
 DEFAULT_SIZE = 84
 BASE = "base"  # in a split file: a base class whose pictures are to be divided by a draw
@@ -34,7 +35,7 @@ def list_classes(path: Path) -> dict[str, list[Path]]:
     if not path.is_dir():
         raise FewgraftError(f"{path} is not a folder")
     folders = sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
-    classes = {folder.name: _files(folder) for folder in folders}
+    classes = {readable(Path(folder.name)): _files(folder) for folder in folders}
     classes = {name: files for name, files in classes.items() if files}
     if len(classes) < 3:
         raise FewgraftError(
@@ -92,7 +93,7 @@ def _assign(
     assigned: list[tuple[str, Path, Part]] = []
     for label, (name, own) in enumerate(files.items()):
         if split.pictures:
-            named = ((file, split.pictures.get(file.relative_to(root).as_posix())) for file in own)
+            named = ((file, split.pictures.get(_origin(file, root))) for file in own)
             assigned += [(name, file, part) for file, part in named if part]
         elif split.classes.get(name) == BASE:
             parts = draw_base_parts(len(own), val=0.15, test=0.25, seed=seed, label=label)
@@ -113,7 +114,12 @@ def _items(
 ) -> Iterator[Item]:
     labels = {name: label for label, name in enumerate(classes)}
     for name, file, part in assigned:
-        yield Item(file, labels[name], part, file.relative_to(root).as_posix())
+        yield Item(file, labels[name], part, _origin(file, root))
+
+
+def _origin(file: Path, root: Path) -> str:
+    """What a picture is called: its path below the root."""
+    return readable(file.relative_to(root))
 
 
 # --- split files ---
@@ -126,7 +132,7 @@ def _read_split(file: Path, root: Path, files: dict[str, list[Path]]) -> Split:
         raise FewgraftError(f"{file} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, csv.Error) as error:
         raise FewgraftError(f"{file} is not a readable split file: {error}", _SPLIT_HELP) from None
-    known_pictures = {p.relative_to(root).as_posix() for own in files.values() for p in own}
+    known_pictures = {_origin(file, root) for own in files.values() for file in own}
     _check_names(file, split.classes, files, "class folder")
     _check_names(file, split.pictures, dict.fromkeys(known_pictures), "picture")
     return split

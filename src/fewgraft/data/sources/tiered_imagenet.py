@@ -31,6 +31,7 @@ from fewgraft.data.splits import (
     tiered_base_pictures,
 )
 from fewgraft.errors import FewgraftError
+from fewgraft.files import readable
 
 NATIVE_SIZE = 84
 SHARE = 0.1  # of base pictures that validate, and that test, as in the published list
@@ -108,7 +109,8 @@ def _folder_items(folders: dict[str, Path], seed: int) -> tuple[_Items, tuple[st
     if missing:
         notes[f"incomplete: {missing} of {len(labels)} classes are missing"] = 1
     stream = (
-        Item(file, label, part, f"{file.parent.name}/{file.name}") for file, label, part in items
+        Item(file, label, part, readable(Path(file.parent.name, file.name)))
+        for file, label, part in items
     )
     return _Items(stream, len(items)), tuple(notes)
 
