@@ -3,17 +3,20 @@
 import json
 import math
 import os
+import pickle
 import random
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from conftest import noise
 from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
@@ -21,6 +24,7 @@ from torch import Tensor
 from fewgraft.data.catalogue import add_data
 from fewgraft.data.parts import Part
 from fewgraft.data.sources import SourceOptions
+from fewgraft.data.splits import published_classes, tiered_base_pictures
 from fewgraft.data.store import ImageStore
 from fewgraft.errors import FewgraftError
 from fewgraft.model import CosineModel, load_model, new_model
@@ -31,6 +35,7 @@ from fewgraft.training.metatrain import Metatrain
 from fewgraft.training.phase import Share
 from fewgraft.training.pretrain import Pretrain
 from fewgraft.training.recipe import Optimisation, Recipe, load_recipe, recipe_names
+from fewgraft.training.report import draw_curves, summary
 from fewgraft.training.run import train
 
 RECIPE = """
@@ -302,6 +307,15 @@ def test_shares_of_a_step_make_the_whole(
         torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-4, atol=1e-6)
 
 
+def test_another_seed_trains_on_other_episodes(colours: ImageStore, recipe: Recipe) -> None:
+    drawn = []
+    for seed in (0, 1):
+        other = recipe.model_copy(update={"seed": seed})
+        phase = Metatrain(small_model(colours), colours, other, 2)
+        drawn.append([phase._sample(step, Share())[0].hash for step in range(3)])
+    assert len({*drawn[0], *drawn[1]}) == 6
+
+
 def test_too_many_processes_are_refused(colours: ImageStore, recipe: Recipe) -> None:
     phase = Metatrain(small_model(colours), colours, recipe, 1)
     with pytest.raises(FewgraftError, match="5 processes cannot share 2 episodes"):
@@ -386,6 +400,84 @@ def test_checkpoints_hold_everything(colours: ImageStore, recipe: Recipe, tmp_pa
     path.write_bytes(path.read_bytes()[:500])
     with pytest.raises(FewgraftError, match="not a readable checkpoint"):
         load_checkpoint(path, "run a", other, again)
+
+
+def test_a_run_ends_with_a_table_and_curves(
+    colours: ImageStore, recipe: Recipe, tmp_path: Path
+) -> None:
+    metrics = train(recipe, colours, tmp_path / "run", ["pre-trained", "algorithm-2"])
+    table = summary(metrics)
+    assert "algorithm-2" in table
+    assert "best score" in table
+    path = draw_curves(tmp_path / "run")
+    assert path
+    with Image.open(path) as picture:
+        assert picture.width > 500
+    assert draw_curves(tmp_path / "nothing") is None
+
+
+def small_mini(folder: Path) -> None:
+    """The five pickles of mini-ImageNet with a few pictures a class."""
+    lists = published_classes("mini-imagenet")
+    counts = {
+        "train_phase_train": (Part.BASE_TRAIN, 5),
+        "train_phase_val": (Part.BASE_TRAIN, 1),
+        "train_phase_test": (Part.BASE_TRAIN, 1),
+        "val": (Part.NOVEL_VAL, 5),
+        "test": (Part.NOVEL_TEST, 1),
+    }
+    for stem, (part, a_class) in counts.items():
+        names = lists[part]
+        content = {
+            "data": noise(0, len(names) * a_class, 84, 84, 3),
+            "labels": [label for label in range(len(names)) for _ in range(a_class)],
+            "catname2label": {name: label for label, name in enumerate(names)},
+        }
+        path = folder / f"miniImageNet_category_split_{stem}.pickle"
+        path.write_bytes(pickle.dumps(content, protocol=2))
+
+
+def small_tiered(folder: Path) -> None:
+    """Class folders of tiered-ImageNet: a few classes of each part, a few pictures a class."""
+    by_part: dict[str, dict[Part, list[str]]] = {}
+    for name, part in tiered_base_pictures().items():
+        by_part.setdefault(name.split("_")[0], {}).setdefault(part, []).append(name)
+    files = []
+    lists = published_classes("tiered-imagenet")
+    for cls in lists[Part.BASE_TRAIN][:20]:
+        for part, count in ((Part.BASE_TRAIN, 3), (Part.BASE_VAL, 1), (Part.BASE_TEST, 1)):
+            files += [f"{cls}/{name}" for name in by_part[cls][part][:count]]
+    for part in (Part.NOVEL_TRAIN, Part.NOVEL_VAL, Part.NOVEL_TEST):
+        files += [f"{cls}/{cls}_{n}.JPEG" for cls in lists[part][:5] for n in range(5)]
+    for number, file in enumerate(files):
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(noise(number, 84, 84, 3)).save(folder / file)
+
+
+@pytest.mark.parametrize(
+    ("name", "make"), [("mini-imagenet", small_mini), ("tiered-imagenet", small_tiered)]
+)
+def test_recipes_for_a_gpu_run_a_few_steps_on_small_files(
+    tmp_path: Path, name: str, make: Callable[[Path], None]
+) -> None:
+    """The recipe itself with its own backbone, on files of exactly its layout; few steps."""
+    (tmp_path / "files").mkdir()
+    make(tmp_path / "files")
+    store = add_data(name, tmp_path / "files")
+    few = {"queries": 1, "base_queries": 4, "unlabelled": 10}
+    changes = {f"metatraining.{key}": str(value) for key, value in few.items()}
+    changes |= {f"validation.{key}": str(value) for key, value in few.items()}
+    changes |= {
+        "pretraining.steps": "1",
+        "pretraining.batch": "4",
+        "metatraining.steps": "1",
+        "metatraining.episodes": "1",
+        "metatraining.shots": "[1]",
+        "validation.shots": "[1]",
+        "validation.episodes": "2",
+    }
+    metrics = train(load_recipe(name, changes), store, tmp_path / "run")
+    assert set(metrics) == {"pre-trained", "algorithm-1", "algorithm-2"}
 
 
 def test_the_log_drops_what_lies_beyond_the_resumed_step(tmp_path: Path) -> None:

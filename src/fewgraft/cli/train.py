@@ -55,19 +55,21 @@ def train(
 
     from fewgraft.data.catalogue import open_data
     from fewgraft.training.loop import Interrupted
+    from fewgraft.training.report import draw_curves, summary
     from fewgraft.training.run import STAGES, train
 
     for name in stage or ():
         if name not in STAGES:
             raise FewgraftError(f"there is no stage '{name}'", f"Known: {', '.join(STAGES)}")
+    accelerator = Accelerator()
     try:
-        metrics = train(loaded, open_data(loaded.data), folder, stage or STAGES, Accelerator())
+        metrics = train(loaded, open_data(loaded.data), folder, stage or STAGES, accelerator)
     except Interrupted as interrupted:
         typer.echo(f"{interrupted}. Go on with --resume.", err=True)
         raise typer.Exit(130) from None
-    for name, figures in metrics.items():
-        line = ", ".join(f"{k.removeprefix('val_')} {v:.2f}" for k, v in figures.items())
-        typer.echo(f"{name}: {line}")
+    if accelerator.is_main_process:
+        typer.echo(summary(metrics))
+        typer.echo(f"wrote {draw_curves(folder) or folder}")
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -70,7 +70,7 @@ class Metatrain(Phase):
         self._seed = recipe.seed
         self._refinement = self._how.refinement if algorithm == 2 else None
         self._pools = Pools.of(store, "train")
-        self._settings = [_settings(self._how, shots, algorithm) for shots in self._how.shots]
+        self._settings = [_settings(recipe, shots, algorithm) for shots in self._how.shots]
         self._embedder = _Embedder(model, store, self._how)
         self._validator = Validator(store, recipe, "s2i" if algorithm == 2 else "incremental")
         self._test_refinement = Refinement(steps=recipe.validation.refinement_steps)
@@ -128,7 +128,8 @@ class Metatrain(Phase):
         self.model.eval()
 
 
-def _settings(how: Metatraining, shots: int, algorithm: Algorithm) -> EpisodeSettings:
+def _settings(recipe: Recipe, shots: int, algorithm: Algorithm) -> EpisodeSettings:
+    how = recipe.metatraining
     return EpisodeSettings.paper(
         "s2i" if algorithm == 2 else "incremental",
         shots,
@@ -137,6 +138,7 @@ def _settings(how: Metatraining, shots: int, algorithm: Algorithm) -> EpisodeSet
         queries=how.queries,
         base_queries=how.base_queries,
         unlabelled=how.unlabelled if algorithm == 2 else 0,
+        seed=recipe.seed,
     )
 
 

@@ -1,0 +1,49 @@
+"""What a run leaves for the eye: a table of the validations that were kept, and the curves."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+PHASES = {"pre-trained": "pretraining", "algorithm-1": "algorithm-1", "algorithm-2": "algorithm-2"}
+COLUMNS = ("step", "acc_1", "delta_1", "acc_5", "delta_5", "b_b", "score")
+
+
+def summary(metrics: dict[str, dict[str, Any]]) -> str:
+    """One line a stage: the step that was kept, because its score was the best, and its figures."""
+    names = [name for name in COLUMNS if any(f"val_{name}" in row for row in metrics.values())]
+    lines = ["stage         " + "".join(f"{name:>9}" for name in names)]
+    for stage, row in metrics.items():
+        cells = [row.get(f"val_{name}", float("nan")) for name in names]
+        lines.append(f"{stage:<14}" + "".join(f"{cell:>9.2f}" for cell in cells))
+    lines.append(
+        "Kept is the step with the best score: mean joint accuracy on validation episodes."
+    )
+    return "\n".join(lines)
+
+
+def draw_curves(folder: Path) -> Path | None:
+    """Loss and validation score of every phase over its steps, as a PNG beside the logs."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    logs = {stage: folder / f"{phase}.jsonl" for stage, phase in PHASES.items()}
+    logs = {stage: path for stage, path in logs.items() if path.exists()}
+    if not logs:
+        return None
+    figure, axes = plt.subplots(
+        2, len(logs), figsize=(4 * len(logs), 5), squeeze=False, layout="constrained"
+    )
+    for column, (stage, path) in enumerate(logs.items()):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        for axis, name in zip(axes[:, column], ("loss", "val_score"), strict=True):
+            points = [(row["step"], row[name]) for row in rows if name in row]
+            axis.plot(*zip(*points, strict=True), marker="." if name == "val_score" else "")
+            axis.set_ylabel({"loss": "training loss", "val_score": "validation Acc, %"}[name])
+            axis.grid(alpha=0.3)
+        axes[0, column].set_title(stage)
+        axes[1, column].set_xlabel("step")
+    figure.savefig(folder / "curves.png", dpi=100)
+    plt.close(figure)
+    return folder / "curves.png"
