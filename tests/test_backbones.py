@@ -6,6 +6,7 @@ from torch import nn
 
 from fewgraft.backbones import backbone_spec, backbones, create_backbone
 from fewgraft.backbones.layers import DropBlock
+from fewgraft.backbones.resnet12 import Block
 from fewgraft.errors import FewgraftError
 
 # Millions of parameters with three input channels: 12.42 (Res12), 11.17 (ResNet-18), 36.47
@@ -83,6 +84,16 @@ def test_blocks_in_turn_are_the_network(name: str) -> None:
     with torch.inference_mode():
         x = pictures(name)
         torch.testing.assert_close(network[cut:](network[:cut](x)), network(x))
+
+
+def test_a_resnet12_block_is_the_papers_block() -> None:
+    """Pooled before the activation for speed, it must equal the block that pools after it."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        block = Block(4, 6, nn.Identity()).train()
+        x = torch.randn(3, 4, 10, 10)
+    slow = nn.functional.leaky_relu(block.residual(x.clone()) + block.shortcut(x.clone()), 0.1)
+    torch.testing.assert_close(block(x.clone()), nn.functional.max_pool2d(slow, 2))
 
 
 def test_an_unknown_name_gets_the_nearest_one() -> None:

@@ -18,7 +18,7 @@ def make_conv4(channels: int, width: int = 64) -> nn.Sequential:
         blocks[f"block{number + 1}"] = nn.Sequential(
             conv3x3(width if number else channels, width),
             nn.BatchNorm2d(width),
-            nn.ReLU(),
+            nn.ReLU(inplace=True),
             nn.MaxPool2d(2),
         )
     network = nn.Sequential(OrderedDict(**blocks, average=GlobalAverage()))

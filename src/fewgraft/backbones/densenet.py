@@ -24,10 +24,10 @@ class DenseLayer(nn.Module):
         inner = BOTTLENECK * GROWTH
         self.new = nn.Sequential(
             nn.BatchNorm2d(inputs),
-            nn.ReLU(),
+            nn.ReLU(inplace=True),
             conv1x1(inputs, inner),
             nn.BatchNorm2d(inner),
-            nn.ReLU(),
+            nn.ReLU(inplace=True),
             conv3x3(inner, GROWTH),
         )
 
@@ -42,7 +42,7 @@ def make_densenet(channels: int) -> nn.Sequential:
         stem=nn.Sequential(
             nn.Conv2d(channels, STEM, 7, stride=2, padding=3, bias=False),
             nn.BatchNorm2d(STEM),
-            nn.ReLU(),
+            nn.ReLU(inplace=True),
             nn.MaxPool2d(3, 2, padding=1),
         )
     )

@@ -22,7 +22,7 @@ class BasicBlock(nn.Module):
         self.residual = nn.Sequential(
             conv3x3(inputs, outputs, stride),
             nn.BatchNorm2d(outputs),
-            nn.ReLU(),
+            nn.ReLU(inplace=True),
             conv3x3(outputs, outputs),
             nn.BatchNorm2d(outputs),
         )
@@ -39,9 +39,14 @@ def _stem(channels: int, imagenet: bool) -> nn.Sequential:
     if imagenet:
         convolution = nn.Conv2d(channels, WIDTHS[0], 7, stride=2, padding=3, bias=False)
         return nn.Sequential(
-            convolution, nn.BatchNorm2d(WIDTHS[0]), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)
+            convolution,
+            nn.BatchNorm2d(WIDTHS[0]),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(3, 2, padding=1),
         )
-    return nn.Sequential(conv3x3(channels, WIDTHS[0]), nn.BatchNorm2d(WIDTHS[0]), nn.ReLU())
+    return nn.Sequential(
+        conv3x3(channels, WIDTHS[0]), nn.BatchNorm2d(WIDTHS[0]), nn.ReLU(inplace=True)
+    )
 
 
 def make_resnet(channels: int, depth: int, imagenet: bool) -> nn.Sequential:

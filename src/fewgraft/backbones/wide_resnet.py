@@ -24,7 +24,7 @@ class WideBlock(nn.Module):
         self.residual = nn.Sequential(
             conv3x3(inputs, outputs, stride),
             nn.BatchNorm2d(outputs),
-            nn.ReLU(),
+            nn.ReLU(inplace=True),
             conv3x3(outputs, outputs),
         )
         self.shortcut = conv1x1(inputs, outputs, stride) if inputs != outputs else None

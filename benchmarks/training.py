@@ -1,0 +1,134 @@
+"""Training speed beside a plain step written the usual way, and beside the machine's peak.
+
+    .venv/bin/python benchmarks/training.py
+
+Prints images/s of a pre-training step and of an Algorithm-2 step on Icons, of the plain step, their
+ratio, the share of the time that data takes, and what share of the measured matrix-multiply peak
+the forward and backward pass of resnet12 reaches. Nothing else should run on the machine.
+"""
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.flop_counter import FlopCounterMode
+
+from fewgraft.backbones import create_backbone
+from fewgraft.data.icons import load_icons
+from fewgraft.data.store import ImageStore
+from fewgraft.model import CosineModel, new_model
+from fewgraft.prototypes import cosine_logits
+from fewgraft.training.loop import make_optimiser
+from fewgraft.training.metatrain import Metatrain
+from fewgraft.training.phase import Phase, Share
+from fewgraft.training.pretrain import Pretrain
+from fewgraft.training.recipe import Recipe, load_recipe
+from fewgraft.training.run import channel_statistics
+
+BATCH = 128
+
+
+def seconds(work: Callable[[int], object], least: float = 6.0) -> float:
+    """Median time of a call, over at least `least` seconds, after one to warm up."""
+    work(0)
+    times: list[float] = []
+    while sum(times) < least:
+        start = time.perf_counter()
+        work(len(times) + 1)
+        times.append(time.perf_counter() - start)
+    return sorted(times)[len(times) // 2]
+
+
+def model_for(store: ImageStore, backbone: str) -> CosineModel:
+    mean, std = channel_statistics(store)
+    return new_model(backbone, store.base_classes, 32, 1, mean, std)
+
+
+def our_step(phase: Phase) -> Callable[[int], None]:
+    optimiser = make_optimiser(phase)
+    phase.set_mode()
+
+    def step(number: int) -> None:
+        optimiser.zero_grad()
+        loss, _ = phase.loss(number, Share())
+        torch.autograd.backward(loss)
+        optimiser.step()
+
+    return step
+
+
+def plain_step(model: CosineModel, store: ImageStore) -> Callable[[int], None]:
+    """The usual way: one picture after the other through its augmentation, NCHW memory."""
+    model = model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
+    rng = torch.Generator().manual_seed(0)
+
+    def augmented(picture: Tensor) -> Tensor:
+        padded = nn.functional.pad(picture[None], (4, 4, 4, 4), mode="reflect")[0]
+        y, x = torch.randint(0, 9, (2,), generator=rng).tolist()
+        return padded[:, y : y + 32, x : x + 32]
+
+    def step(_: int) -> None:
+        chosen = torch.randint(0, 9000, (BATCH,), generator=rng).numpy()
+        pictures = torch.from_numpy(store.pictures[chosen]).permute(0, 3, 1, 2).float() / 255
+        pictures = torch.stack([augmented(p) for p in pictures.contiguous()])
+        pictures = ((pictures - model.mean) / model.std).contiguous()
+        labels = torch.from_numpy(store.labels[chosen]).long()
+        optimiser.zero_grad()
+        logits = cosine_logits(model.embed(pictures), model.weight, model.gamma)
+        torch.autograd.backward(cross_entropy(logits, labels))
+        optimiser.step()
+
+    return step
+
+
+def peak_flops(size: int = 2048) -> float:
+    a, b = torch.randn(size, size), torch.randn(size, size)
+    return 2 * size**3 / seconds(lambda _: a @ b, least=3)
+
+
+def share_of_peak(peak: float, size: int = 84, batch: int = 16) -> float:
+    """Floating-point operations a second of resnet12, forward and backward, over the peak."""
+    network = create_backbone("resnet12").to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+    pictures = torch.randn(batch, 3, size, size).to(memory_format=torch.channels_last)
+
+    def step(_: int) -> None:
+        torch.autograd.backward(network(pictures).square().mean())
+
+    with FlopCounterMode(display=False) as counter:
+        step(0)
+    flops: float = counter.get_total_flops()
+    return flops / seconds(step, least=10) / peak
+
+
+def report_pretraining(store: ImageStore, recipe: Recipe, backbone: str) -> None:
+    phase = Pretrain(model_for(store, backbone), store, recipe)
+    ours = BATCH / seconds(our_step(phase))
+    data = seconds(lambda step: phase._batch(step, Share()), least=2) * ours / BATCH
+    plain = BATCH / seconds(plain_step(model_for(store, backbone), store))
+    print(
+        f"pre-training {backbone}: {ours:.0f} images/s, {100 * data:.0f} % of the time for data; "
+        f"plain step {plain:.0f} images/s; ratio {ours / plain:.2f} (target 1.3)"
+    )
+
+
+def main() -> None:
+    store, recipe = load_icons(), load_recipe("icons")
+    for backbone in ("resnet12-tiny", "resnet12-narrow"):
+        report_pretraining(store, recipe, backbone)
+    for moves in ("last-block", "all"):
+        how = recipe.metatraining.model_copy(update={"moves": moves, "shots": (5,)})
+        changed = recipe.model_copy(update={"metatraining": how})
+        phase = Metatrain(model_for(store, recipe.backbone), store, changed, 2)
+        count = how.episodes * (how.ways * (5 + how.queries) + how.base_queries + how.unlabelled)
+        rate = count / seconds(our_step(phase))
+        print(f"Algorithm 2, {moves} moves: {rate:.0f} images/s")
+    peak = peak_flops()
+    print(f"matrix-multiply peak: {peak / 1e9:.0f} GFLOP/s")
+    print(f"resnet12 at 84 px, forward and backward: {100 * share_of_peak(peak):.0f} % of it")
+
+
+if __name__ == "__main__":
+    main()
