@@ -13,7 +13,7 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
-from fewgraft.bench.models import ModelOnData
+from fewgraft.bench.models import model_on_data
 from fewgraft.data.catalogue import open_data
 from fewgraft.metrics import Interval, Scores, interval, paired
 from fewgraft.model import load_model
@@ -59,7 +59,7 @@ def main() -> None:
         if not (folder / "pre-trained").exists():
             shutil.copytree(arguments.run / "pre-trained", folder / "pre-trained")
         train(recipe, store, folder, ALGORITHMS, Accelerator(cpu=True))
-        models = [ModelOnData(load_model(folder / name), store, "val") for name in ALGORITHMS]
+        models = [model_on_data(load_model(folder / name), store, "val") for name in ALGORITHMS]
         refinement = Refinement(steps=recipe.validation.refinement_steps)
         for shots in recipe.validation.shots:
             scores = [m.scores("s2i", shots, refinement, EPISODES, SEED) for m in models]

@@ -1,5 +1,6 @@
 """A trained model on episodes: features once, then any setting; and the models that ship."""
 
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
@@ -29,24 +30,15 @@ def shipped_model(name: str, stage: str) -> CosineModel:
     return load_model(folder)
 
 
-class ModelOnData:
-    """A model with the features of a split's pictures, computed once."""
+@dataclass(frozen=True)
+class FeaturesOnData:
+    """Features [n, d] of a data set's pictures, base weights W_b and γ: ready for any setting."""
 
-    def __init__(self, model: CosineModel, store: ImageStore, split: str = "test") -> None:
-        if model.card.classes != store.base_classes:
-            raise FewgraftError(
-                f"the model knows other base classes than {store.manifest.name} has",
-                f"It was trained on {model.card.data}.",
-            )
-        self._model = model
-        self._pools = Pools.of(store, split)
-        self._split = split
-        parts = (Part(f"base/{split}"), Part(f"novel/{split}"))
-        chosen = torch.cat([torch.from_numpy(store.indices(part)) for part in parts])
-        self._features = torch.zeros(len(store), model.card.width)
-        self._features[chosen] = embed_all(model, store.pictures[chosen.numpy()])
-        self._base = torch.from_numpy(store.indices(parts[0]))
-        self._base_labels = torch.from_numpy(self._pools.base_labels)
+    features: Tensor
+    weights: Tensor
+    store: ImageStore
+    gamma: float = 1.0
+    split: str = "test"
 
     @torch.inference_mode()
     def scores(
@@ -58,13 +50,28 @@ class ModelOnData:
         seed: int = 0,
     ) -> Scores:
         """Scores on the paper's episodes of a setting."""
-        settings = EpisodeSettings.paper(setting, shots, split=self._split, seed=seed)
-        drawn, answers = sample_episodes(self._pools, settings, episodes)
-        weights: Tensor = self._model.weight
-        return evaluate(self._features, weights, drawn, answers, self._model.gamma, refinement)
+        settings = EpisodeSettings.paper(setting, shots, split=self.split, seed=seed)
+        drawn, answers = sample_episodes(Pools.of(self.store, self.split), settings, episodes)
+        return evaluate(self.features, self.weights, drawn, answers, self.gamma, refinement)
 
     @torch.inference_mode()
     def base_accuracy(self) -> float:
         """Share of the split's base pictures whose class is found among the base classes."""
-        answers = cosine_logits(self._features[self._base], self._model.weight).argmax(1)
-        return (answers == self._base_labels).double().mean().item()
+        pictures = torch.from_numpy(self.store.indices(Part(f"base/{self.split}")))
+        labels = torch.from_numpy(self.store.labels)[pictures]
+        answers = cosine_logits(self.features[pictures], self.weights).argmax(1)
+        return (answers == labels).double().mean().item()
+
+
+def model_on_data(model: CosineModel, store: ImageStore, split: str = "test") -> FeaturesOnData:
+    """A model with the features of a split's pictures, computed once; others stay zero."""
+    if model.card.classes != store.base_classes:
+        raise FewgraftError(
+            f"the model knows other base classes than {store.manifest.name} has",
+            f"It was trained on {model.card.data}.",
+        )
+    parts = (Part(f"base/{split}"), Part(f"novel/{split}"))
+    chosen = torch.cat([torch.from_numpy(store.indices(part)) for part in parts])
+    features = torch.zeros(len(store), model.card.width)
+    features[chosen] = embed_all(model, store.pictures[chosen.numpy()])
+    return FeaturesOnData(features, model.weight.detach(), store, model.gamma.item(), split)

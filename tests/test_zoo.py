@@ -1,0 +1,50 @@
+"""The models that ship load, are small, know the data they come with, and are as good as told."""
+
+from pathlib import Path
+
+import pytest
+
+from fewgraft.bench.models import ZOO, model_on_data, shipped_model
+from fewgraft.data.store import ImageStore
+from fewgraft.errors import FewgraftError
+from fewgraft.metrics import paired
+from fewgraft.prototypes import Refinement
+
+STAGES = ("pre-trained", "algorithm-1", "algorithm-2")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_icons_models_load_and_fit_the_embedded_data(icons: ImageStore, stage: str) -> None:
+    model = shipped_model("icons", stage)
+    assert model.card.stage == stage
+    assert model.card.classes == icons.base_classes
+    assert model.card.data == f"icons {icons.manifest.content[:16]}"
+    assert model.card.licence == "Apache-2.0"
+    assert model.card.recipe["name"] == "icons"
+
+
+def test_icons_models_are_small() -> None:
+    files = [path for path in Path(ZOO, "icons").rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 6_000_000
+    assert {path.name for path in files} == {"model.json", "model.safetensors"}
+
+
+def test_the_shipped_models_do_what_the_docs_say(icons: ImageStore) -> None:
+    """On 150 test episodes: good base accuracy; refined, Algorithm 2 is above Algorithm 1."""
+    first, second = (model_on_data(shipped_model("icons", s), icons) for s in STAGES[1:])
+    assert first.base_accuracy() > 0.8
+    for shots in (1, 5):
+        a, b = (m.scores("s2i", shots, Refinement(steps=5), 150) for m in (second, first))
+        for metric in ("acc", "delta"):
+            difference = paired(getattr(a, metric), getattr(b, metric)).difference
+            assert difference.mean > 0
+            assert difference.excludes_zero
+
+
+def test_a_model_that_does_not_ship_or_does_not_fit(icons: ImageStore) -> None:
+    with pytest.raises(FewgraftError, match="icons/algorithm-2"):
+        shipped_model("icons", "algorithm-3")
+    model = shipped_model("icons", "pre-trained")
+    model.card = model.card.model_copy(update={"classes": ("a", "b")})
+    with pytest.raises(FewgraftError, match="other base classes"):
+        model_on_data(model, icons)
