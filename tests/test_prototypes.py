@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fewgraft.prototypes import (
+    BaseBelief,
     Refinement,
     cosine_logits,
     join_logits,
@@ -197,23 +198,27 @@ def test_gradients_flow_through_the_pseudo_labels() -> None:
     assert torch.autograd.gradcheck(through, (support, unlabelled, base))
 
 
+def labelled(novel: Tensor, base: Tensor, how: Refinement) -> Tensor:
+    return pseudo_labels(novel, BaseBelief.of(base, how), how)
+
+
 def test_pseudo_labels_are_a_slice_of_the_whole_softmax() -> None:
     novel, base = 3 * made(20, 2, 8, 3), 3 * made(21, 2, 8, 5)
     whole = torch.cat([base, novel], -1).softmax(-1)
-    torch.testing.assert_close(pseudo_labels(novel, base, Refinement()), whole[..., 5:])
+    torch.testing.assert_close(labelled(novel, base, Refinement()), whole[..., 5:])
 
 
 def test_optional_pseudo_labels() -> None:
     novel, base = 3 * made(22, 2, 8, 3), 3 * made(23, 2, 8, 5)
-    plain = pseudo_labels(novel, base, Refinement())
-    whole = pseudo_labels(novel, base, Refinement(renormalise=True))
+    plain = labelled(novel, base, Refinement())
+    whole = labelled(novel, base, Refinement(renormalise=True))
     torch.testing.assert_close(whole, plain / plain.sum(-1, keepdim=True))
-    masked = pseudo_labels(novel, base, Refinement(mask_margin=0.5))
+    masked = labelled(novel, base, Refinement(mask_margin=0.5))
     kept = novel.amax(-1) >= base.amax(-1) + 0.5
     assert 0 < kept.sum() < kept.numel()
     torch.testing.assert_close(masked[kept], plain[kept])
     assert (masked[~kept] == 0).all()
-    surest = pseudo_labels(novel, base, Refinement(top_k=2))
+    surest = labelled(novel, base, Refinement(top_k=2))
     assert ((surest > 0).sum(1) == 2).all()
     torch.testing.assert_close(surest.sum(1), plain.sort(1).values[:, -2:].sum(1))
 

@@ -5,6 +5,7 @@ U unlabelled and Q query pictures, N novel and N_b base classes, d features.
 """
 
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -74,40 +75,50 @@ def refine(
     members = one_hot(labels, novel.shape[1]).to(novel.dtype)
     support, unlabelled = _prepared(support, normalise), _prepared(unlabelled, normalise)
     pictures = torch.cat([unlabelled, support], dim=1)
+    base = BaseBelief.of(base_logits, how)
     for _ in range(how.steps):
         logits = cosine_logits(unlabelled, novel, gamma) + how.novel_bias
-        weights = torch.cat([pseudo_labels(logits, base_logits, how), members], dim=1)
+        weights = torch.cat([pseudo_labels(logits, base, how), members], dim=1)
         estimate = _weighted_means(pictures, weights, normalise)  # Eq. 3
         novel = how.alpha * estimate + (1 - how.alpha) * novel  # Eq. 4
         novel = normalize(novel, dim=-1) if normalise else novel
     return novel
 
 
-def pseudo_labels(novel_logits: Tensor, base_logits: Tensor, how: Refinement) -> Tensor:
+@dataclass(frozen=True)
+class BaseBelief:
+    """All that pseudo-labels need of the base logits, which is the same in every step."""
+
+    total: Tensor  # [E, U] log of the sum over the base columns; −∞ where there are none
+    best: Tensor  # [E, U] the largest of them
+
+    @classmethod
+    def of(cls, base_logits: Tensor, how: Refinement) -> Self:
+        """From base_logits [E, U, N_b]."""
+        if base_logits.shape[-1] == 0:
+            none = base_logits.new_full(base_logits.shape[:-1], MINUS_INFINITY)
+            return cls(none, none)
+        return cls((base_logits / how.temperature).logsumexp(-1), base_logits.amax(-1))
+
+
+def pseudo_labels(novel_logits: Tensor, base: BaseBelief, how: Refinement) -> Tensor:
     """Ŷ′ [E, U, N]: softmax over all N_b+N columns, then the novel ones alone.
 
     They are *not* renormalised: a picture believed to be base keeps little weight.
     """
-    novel, base = novel_logits / how.temperature, base_logits / how.temperature
+    novel = novel_logits / how.temperature
     if how.renormalise:
         weights = novel.softmax(-1)
     else:
-        everything = torch.logaddexp(novel.logsumexp(-1), _logsumexp(base))
+        everything = torch.logaddexp(novel.logsumexp(-1), base.total)
         weights = (novel - everything[..., None]).exp()
-    if how.mask_margin is not None and base_logits.shape[-1]:
-        kept = novel_logits.amax(-1) >= base_logits.amax(-1) + how.mask_margin
+    if how.mask_margin is not None:
+        kept = novel_logits.amax(-1) >= base.best + how.mask_margin
         weights = weights * kept[..., None]
     if how.top_k is not None and how.top_k < weights.shape[1]:
         least = weights.topk(how.top_k, dim=1).values[:, -1:]
         weights = weights * (weights >= least)
     return weights
-
-
-def _logsumexp(logits: Tensor) -> Tensor:
-    """Over the last dimension; −∞ where there is no column."""
-    if logits.shape[-1] == 0:
-        return logits.new_full(logits.shape[:-1], MINUS_INFINITY)
-    return logits.logsumexp(-1)
 
 
 def _prepared(features: Tensor, normalise: bool) -> Tensor:
