@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fewgraft.bench.episode_sheet import draw_episode
-from fewgraft.bench.models import FeaturesOnData, model_on_data, shipped_model
-from fewgraft.bench.nearest_prototype import base_weights
+from fewgraft.bench.models import FeaturesOnData, class_means, model_on_data, shipped_model
 from fewgraft.data.contact_sheet import class_rows, draw_sheet
 from fewgraft.data.icons import load_icons
 from fewgraft.data.overview import counts_table
@@ -74,7 +73,7 @@ def _answering(store: ImageStore, stage: str | None) -> FeaturesOnData:
     if stage:
         return model_on_data(shipped_model("icons", stage), store)
     features = embed_pictures(store.pictures)
-    return FeaturesOnData(features, base_weights(features, store), store)
+    return FeaturesOnData(features, class_means(features, store), store)
 
 
 def _cells(scores: Scores) -> list[str]:

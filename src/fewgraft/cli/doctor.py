@@ -13,10 +13,11 @@ import typer
 from fewgraft import __version__
 from fewgraft.errors import FewgraftError
 
-CORE = ("torch", "numpy", "pillow", "pyarrow", "pydantic", "rich", "typer")
+CORE = ("torch", "accelerate", "safetensors", "numpy", "pillow", "pyarrow", "pydantic", "typer")
 # module, what it is for, how to get it
 EXTRAS = (
     ("pytest", "running the tests", "pip install 'fewgraft[dev]'"),
+    ("tensorboard", "watching a training run", "pip install tensorboard"),
     ("resvg_py", "building the Icons anew", "pip install 'fewgraft[icons]'"),
 )
 
