@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -174,9 +175,13 @@ def test_a_terminal_without_our_letters_does_not_end_a_run(run: Run) -> None:
 
 
 def test_the_wheel_holds_everything_and_works_from_any_folder(run: Run, tmp_path: Path) -> None:
-    wheels = tmp_path / "wheels"
+    wheels, source = tmp_path / "wheels", tmp_path / "source"
+    source.mkdir()  # a copy: building leaves files behind that a later wheel would pick up
+    for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
+        shutil.copy(PROJECT / name, source)
+    shutil.copytree(PROJECT / "src" / "fewgraft", source / "src" / "fewgraft")
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels)]
-    command = [sys.executable, "-m", "pip", "wheel", *options, str(PROJECT)]
+    command = [sys.executable, "-m", "pip", "wheel", *options, str(source)]
     subprocess.run(command, check=True, capture_output=True)
     (wheel,) = wheels.glob("fewgraft-*.whl")
     with zipfile.ZipFile(wheel) as archive:
@@ -184,6 +189,8 @@ def test_the_wheel_holds_everything_and_works_from_any_folder(run: Run, tmp_path
         archive.extractall(tmp_path / "installed")
     assert any(name.endswith("embedded/icons.npy.xz") for name in names)
     assert any(name.endswith("embedded/icons-attribution.csv") for name in names)
+    assert any(name.endswith("zoo/icons/algorithm-2/model.safetensors") for name in names)
+    assert any(name.endswith("recipes/icons.toml") for name in names)
     assert any(name.endswith("/LICENSE") for name in names)
     script = "import fewgraft, sys; print(fewgraft.__file__); from fewgraft.cli import main; main()"
     result = subprocess.run(

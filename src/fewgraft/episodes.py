@@ -218,6 +218,15 @@ class Episodes:
         """N_b + N."""
         return self.n_base + self.settings.ways
 
+    def to(self, device: torch.device) -> "Episodes":
+        """The same episodes with their tensors on a device."""
+        tensors = {
+            field.name: getattr(self, field.name).to(device)
+            for field in dataclasses.fields(self)
+            if isinstance(getattr(self, field.name), Tensor)
+        }
+        return dataclasses.replace(self, **tensors)
+
     @property
     def hash(self) -> str:
         """A name for exactly these episodes, the same on every machine."""

@@ -122,12 +122,12 @@ def new_model(
 
 @torch.inference_mode()
 def embed_all(model: CosineModel, pixels: Pixels, batch: int = 256) -> Tensor:
-    """Features [n, d] of uint8 pictures [n, size, size, channels], a batch at a time."""
+    """Features [n, d], on the CPU, of uint8 pictures [n, size, size, channels], batch by batch."""
     was_training = model.training
     model.eval()
     starts = range(0, len(pixels), batch)
     features = [
-        model.embed(model.prepare(torch.from_numpy(np.array(pixels[s : s + batch]))))
+        model.embed(model.prepare(torch.from_numpy(np.array(pixels[s : s + batch])))).cpu()
         for s in starts
     ]
     model.train(was_training)

@@ -84,6 +84,7 @@ class Metatrain(Phase):
         parts = [episodes.support, episodes.query, episodes.unlabelled]
         features = self._embedder(torch.cat(parts, dim=1), self._seed, step, share)
         support, query, unlabelled = torch.split(features, [p.shape[1] for p in parts], 1)
+        episodes = episodes.to(features.device)
         logits = query_logits(
             self.model,
             support,
@@ -166,6 +167,7 @@ class _Embedder:
         self._model = model
         self._store = store
         self._how = how
+        self._device = model.weight.device
         self.lower, self._upper = _divided(model.backbone, how.moves)
         self._kept: dict[bool, Tensor] = {}
         if how.moves == "last-block":
@@ -196,7 +198,7 @@ class _Embedder:
         if self._kept:
             if True not in self._kept:
                 return self._kept[False][indices]
-            turned = torch.rand(len(indices), 1, 1, 1, generator=rng) < 0.5
+            turned = (torch.rand(len(indices), 1, 1, 1, generator=rng) < 0.5).to(self._device)
             return torch.where(turned, self._kept[True][indices], self._kept[False][indices])
         pixels = torch.from_numpy(self._store.pictures[indices.numpy()])
         return self._model.prepare(augment(pixels, self._how.augmentation, rng))

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from accelerate import Accelerator
 
 from fewgraft.data.parts import Part
@@ -35,7 +36,7 @@ def train(
     for stage in stages:
         target = folder / stage
         if not (target / "model.json").exists():
-            phase = _phase(stage, recipe, store, folder)
+            phase = _phase(stage, recipe, store, folder, accelerator.device)
             run = f"{recipe.name} {recipe.hash} {stage} {store.manifest.content[:12]}"
             progress = train_phase(phase, folder, run, recipe.checkpoint_every, accelerator)
             if accelerator.is_main_process:
@@ -53,7 +54,9 @@ def _check_size(recipe: Recipe, store: ImageStore) -> None:
         )
 
 
-def _phase(stage: str, recipe: Recipe, store: ImageStore, folder: Path) -> Phase:
+def _phase(
+    stage: str, recipe: Recipe, store: ImageStore, folder: Path, device: torch.device
+) -> Phase:
     if stage == "pre-trained":
         mean, std = channel_statistics(store)
         model = new_model(
@@ -65,8 +68,8 @@ def _phase(stage: str, recipe: Recipe, store: ImageStore, folder: Path) -> Phase
             std,
             recipe.seed,
         )
-        return Pretrain(model, store, recipe)
-    start = load_model(folder / "pre-trained")
+        return Pretrain(model.to(device), store, recipe)
+    start = load_model(folder / "pre-trained").to(device)
     return Metatrain(start, store, recipe, 1 if stage == "algorithm-1" else 2)
 
 

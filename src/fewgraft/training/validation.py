@@ -36,10 +36,10 @@ class Validator:
         self, features: Tensor, weights: Tensor, gamma: Tensor, refinement: Refinement | None
     ) -> list[Scores]:
         """Scores at each shot, from features [len(self.pictures), d] of the val pictures."""
-        whole = features.new_zeros(self._total, features.shape[1])
-        whole[self.pictures] = features
+        whole = torch.zeros(self._total, features.shape[1])
+        whole[self.pictures] = features.cpu()
         return [
-            evaluate(whole, weights, episodes, answers, gamma, refinement)
+            evaluate(whole, weights.cpu(), episodes, answers, gamma.cpu(), refinement)
             for episodes, answers in self._episodes
         ]
 
