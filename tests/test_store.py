@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from conftest import noise
 from PIL import Image
@@ -234,25 +235,43 @@ def test_a_killed_add_leaves_the_old_store_or_the_new(
     assert sorted(p.name for p in root.iterdir()) == ["photos"], "remains were not cleared away"
 
 
-def test_an_old_store_between_two_renames_is_put_back(tmp_path: Path) -> None:
+ODD_NAMES = ["photos", "photos [old]", "replaced-7", "a.in-work-b"]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_an_old_store_between_two_renames_is_put_back(tmp_path: Path, name: str) -> None:
     root = tmp_path / "stores"
-    build_store(small_source(), root / "photos", "photos")
+    build_store(small_source(), root / name, name)
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    (root / "photos").rename(root / f".photos.replaced-{dead.pid}")
-    (root / f".photos.in-work-{dead.pid}-abc").mkdir()
+    (root / name).rename(root / f".{name}.replaced-{dead.pid}-{time.time():.0f}-abc")
+    (root / f".{name}.in-work-{dead.pid}-{time.time():.0f}-abc").mkdir()
+    (root / f".{name}.in-work-{os.getpid()}-12345-abc").mkdir()  # a number used again
     assert added_names(root) == []
-    assert len(open_data("photos", root)) == 12
-    assert [p.name for p in root.iterdir()] == ["photos"]
+    assert len(open_data(name, root)) == 12
+    assert [p.name for p in root.iterdir()] == [name]
 
 
-def test_a_living_process_keeps_its_work(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_a_living_process_keeps_its_work(tmp_path: Path, name: str) -> None:
     root = tmp_path / "stores"
-    build_store(small_source(), root / "photos", "photos")
-    work = root / f".photos.in-work-{os.getppid()}-abc"
+    build_store(small_source(), root / name, name)
+    parent = psutil.Process(os.getppid())
+    work = root / f".{name}.in-work-{parent.pid}-{parent.create_time():.0f}-abc"
     work.mkdir()
-    open_data("photos", root)
+    open_data(name, root)
     assert work.is_dir()
+
+
+def test_of_two_writers_at_once_the_last_one_wins(tmp_path: Path) -> None:
+    target = tmp_path / "folder"
+    with replacing_folder(target) as slow:
+        (slow / "file").write_text("slow")
+        with replacing_folder(target) as quick:
+            (quick / "file").write_text("quick")
+        assert (target / "file").read_text() == "quick"
+    assert (target / "file").read_text() == "slow"
+    assert [p.name for p in tmp_path.iterdir()] == ["folder"]
 
 
 def test_an_exception_leaves_the_old_folder(tmp_path: Path) -> None:

@@ -80,6 +80,8 @@ class EpisodeSettings:
         for name in ("base_queries", "unlabelled", "distractors", "distractor_pictures", "seed"):
             if getattr(self, name) < 0:
                 raise FewgraftError(f"{name} must not be negative, as {getattr(self, name)} is")
+        if self.seed >= 2**64:
+            raise FewgraftError(f"a seed must be below 2⁶⁴, as {self.seed} is not")
         if not 0 <= self.novel_share <= 1:
             raise FewgraftError(f"novel_share is a share from 0 to 1, not {self.novel_share}")
         if not self.kind.incremental and (self.base_queries or self.base_unlabelled):

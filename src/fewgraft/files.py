@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -31,41 +32,66 @@ def replacing_folder(target: Path) -> Iterator[Path]:
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     mend_folder(target)
-    work = Path(
-        tempfile.mkdtemp(prefix=f"{_prefix(target, _IN_WORK)}{os.getpid()}-", dir=target.parent)
-    )
+    work = _own_name(target, _IN_WORK)
+    work.mkdir()
     try:
         yield work
         _flush_to_disk(work)
-        replaced = target.parent / f"{_prefix(target, _REPLACED)}{os.getpid()}"
-        if target.exists():
-            target.rename(replaced)
-        work.rename(target)
-        shutil.rmtree(replaced, ignore_errors=True)
+        _put_in_place(work, target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _put_in_place(work: Path, target: Path) -> None:
+    replaced = _own_name(target, _REPLACED)
+    if target.exists():
+        target.rename(replaced)
+    try:
+        work.rename(target)
+    except OSError:
+        if replaced.exists() and not target.exists():
+            replaced.rename(target)
+        raise
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def mend_folder(target: Path) -> None:
     """Clear away what a killed `replacing_folder` left, putting the old folder back if need be."""
     if not target.parent.is_dir():
         return
-    for left in target.parent.glob(f"{_prefix(target, _REPLACED)}*"):
-        if not _owner_lives(left):
-            shutil.rmtree(left) if target.exists() else left.rename(target)
-    for left in target.parent.glob(f"{_prefix(target, _IN_WORK)}*"):
-        if not _owner_lives(left):
-            shutil.rmtree(left, ignore_errors=True)
+    for left in _left_behind(target, _REPLACED):
+        shutil.rmtree(left) if target.exists() else left.rename(target)
+    for left in _left_behind(target, _IN_WORK):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def _prefix(target: Path, state: str) -> str:
     return f".{target.name}.{state}-"
 
 
-def _owner_lives(left: Path) -> bool:
-    pid = left.name.rpartition(f"{_REPLACED}-")[2] if _REPLACED in left.name else ""
-    pid = pid or left.name.rpartition(f"{_IN_WORK}-")[2].split("-")[0]
-    return pid.isdigit() and psutil.pid_exists(int(pid)) and int(pid) != os.getpid()
+def _own_name(target: Path, state: str) -> Path:
+    """A new name beside `target` that tells which process it belongs to: its number and start.
+
+    The number alone would not do: in a container a new process often has that of a dead one.
+    """
+    process = psutil.Process()
+    owner = f"{process.pid}-{process.create_time():.0f}"
+    return target.parent / f"{_prefix(target, state)}{owner}-{uuid.uuid4().hex[:8]}"
+
+
+def _left_behind(target: Path, state: str) -> list[Path]:
+    """Folders of this state whose process lives no more."""
+    prefix = _prefix(target, state)
+    found = [path for path in target.parent.iterdir() if path.name.startswith(prefix)]
+    return [path for path in found if not _lives(*path.name.removeprefix(prefix).split("-")[:2])]
+
+
+def _lives(pid: str = "", start: str = "") -> bool:
+    try:
+        began: float = psutil.Process(int(pid)).create_time()
+        return abs(began - int(start)) < 3
+    except (ValueError, psutil.Error):
+        return False
 
 
 def _flush_to_disk(folder: Path) -> None:
