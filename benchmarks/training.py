@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
 from fewgraft.backbones import create_backbone
+from fewgraft.backbones.resnet12 import Block
 from fewgraft.data.icons import load_icons
 from fewgraft.data.store import ImageStore
 from fewgraft.model import CosineModel, new_model
@@ -59,8 +60,35 @@ def our_step(phase: Phase) -> Callable[[int], None]:
     return step
 
 
+class UsualBlock(nn.Module):
+    """A block as it is usually written: the activation before the pooling, nothing in place."""
+
+    def __init__(self, block: Block) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, inputs, h, w] → [n, outputs, h/2, w/2]."""
+        block = self.block
+        out: Tensor = block.pool(block.activation(block.residual(x) + block.shortcut(x)))
+        return out
+
+
+def usual_network(network: nn.Module) -> nn.Sequential:
+    """The same network, written the usual way."""
+    assert isinstance(network, nn.Sequential)
+    for layer in network.modules():
+        if isinstance(layer, nn.LeakyReLU):
+            layer.inplace = False
+    stem = network[0]
+    assert isinstance(stem, nn.Sequential)
+    blocks = [UsualBlock(layer) for layer in network if isinstance(layer, Block)]
+    return nn.Sequential(stem[0], stem[1], stem[3], stem[2], *blocks, network[-1])
+
+
 def plain_step(model: CosineModel, store: ImageStore) -> Callable[[int], None]:
-    """The usual way: one picture after the other through its augmentation, NCHW memory."""
+    """The usual way: pictures augmented one after the other, NCHW memory, the usual blocks."""
+    model.backbone = usual_network(model.backbone)
     model = model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
     rng = torch.Generator().manual_seed(0)
