@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fewgraft.episodes import Answers, Episodes
 from fewgraft.metrics import Scores, join_scores, score
-from fewgraft.prototypes import Refinement, cosine_logits, join_logits, prototypes, refine
+from fewgraft.prototypes import Refinement, cosine_logits, joint_logits
 
 CHUNK = 50  # episodes at a time: large enough for large matrix products, small enough for the cache
 
@@ -27,13 +27,21 @@ def episode_logits(
     for start in range(0, len(episodes), CHUNK):
         rows = slice(start, start + CHUNK)
         labels = episodes.support_labels[rows] - episodes.n_base
-        support = features[episodes.support[rows]]
-        novel = prototypes(support, labels, episodes.settings.ways)
-        pile = episodes.unlabelled[rows]
-        if refinement and pile.shape[1]:
-            novel = refine(novel, support, labels, features[pile], base[pile], gamma, refinement)
-        query = episodes.query[rows]
-        yield rows, join_logits(base[query], cosine_logits(features[query], novel, gamma))
+        query, pile = episodes.query[rows], episodes.unlabelled[rows]
+        yield (
+            rows,
+            joint_logits(
+                features[episodes.support[rows]],
+                labels,
+                episodes.settings.ways,
+                features[query],
+                base[query],
+                features[pile],
+                base[pile],
+                gamma,
+                refinement,
+            ),
+        )
 
 
 def evaluate(

@@ -136,6 +136,28 @@ def join_logits(base: Tensor, novel: Tensor) -> Tensor:
     return torch.cat([base, novel], dim=-1)
 
 
+def joint_logits(
+    support: Tensor,
+    labels: Tensor,
+    n_novel: int,
+    query: Tensor,
+    base_query: Tensor,
+    unlabelled: Tensor,
+    base_unlabelled: Tensor,
+    gamma: float | Tensor,
+    refinement: Refinement | None,
+) -> Tensor:
+    """Ŷ_q before the softmax [E, Q, N_b+N]: Eq. 2, Eqs. 3–4 if asked for, then W = [W_b, W_n].
+
+    Features [E, ·, d] of S, Q and U; base_query and base_unlabelled are γ·cos(f, w) of Q and U over
+    the base classes. Lines 5–6 of Algorithms 1 and 2, and all that testing does.
+    """
+    novel = prototypes(support, labels, n_novel)
+    if refinement and unlabelled.shape[1]:
+        novel = refine(novel, support, labels, unlabelled, base_unlabelled, gamma, refinement)
+    return join_logits(base_query, cosine_logits(query, novel, gamma))
+
+
 def without_columns(base_logits: Tensor, classes: Tensor) -> Tensor:
     """base_logits [E, Q, N_b] with the classes [E, N] of each episode struck out.
 

@@ -18,14 +18,7 @@ from fewgraft.draws import KeyStream
 from fewgraft.episodes import Answers, Episodes, EpisodeSettings, Pools, sample_episodes
 from fewgraft.errors import FewgraftError
 from fewgraft.model import CosineModel
-from fewgraft.prototypes import (
-    Refinement,
-    cosine_logits,
-    join_logits,
-    prototypes,
-    refine,
-    without_columns,
-)
+from fewgraft.prototypes import Refinement, cosine_logits, joint_logits, without_columns
 from fewgraft.training.augment import augment
 from fewgraft.training.phase import Phase, Share
 from fewgraft.training.recipe import Metatraining, Recipe
@@ -50,12 +43,17 @@ def query_logits(
         logits = cosine_logits(features, model.weight, model.gamma)
         return without_columns(logits, episodes.classes) if rehearsal else logits
 
-    novel = prototypes(support, labels, episodes.settings.ways)  # Eq. 2
-    if refinement:
-        novel = refine(
-            novel, support, labels, unlabelled, base(unlabelled), model.gamma, refinement
-        )  # Eqs. 3–4
-    return join_logits(base(query), cosine_logits(query, novel, model.gamma))  # W = [W_b, W_n]
+    return joint_logits(
+        support,
+        labels,
+        episodes.settings.ways,
+        query,
+        base(query),
+        unlabelled,
+        base(unlabelled),
+        model.gamma,
+        refinement,
+    )
 
 
 class Metatrain(Phase):
