@@ -19,17 +19,19 @@ class Augmentation(BaseModel):
     shift: float = Field(default=0.0, ge=0, lt=1)  # share of the size either way
     thicken: float = Field(default=0.0, ge=0, le=1)  # share of pictures whose strokes grow
     light: float = Field(default=0.0, ge=0, lt=1)  # brightness and contrast, share either way
+    colour: float = Field(default=0.0, ge=0, lt=1)  # saturation, share either way
 
 
 def augment(pixels: Tensor, how: Augmentation, rng: Generator) -> Tensor:
     """uint8 [n, h, w, c] → uint8 [n, h, w, c]; every picture is changed in its own way."""
     if how.crop or how.mirror:
         pixels = _crop_and_mirror(pixels, how, rng)
-    if how.rotate or how.scale or how.shift or how.thicken or how.light:
+    if how.rotate or how.scale or how.shift or how.thicken or how.light or how.colour:
         pictures = pixels.permute(0, 3, 1, 2).float()
         pictures = _affine(pictures, how, rng)
         pictures = _thicken(pictures, how, rng)
         pictures = _light(pictures, how, rng)
+        pictures = _colour(pictures, how, rng)
         pixels = pictures.round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
     return pixels
 
@@ -86,3 +88,11 @@ def _light(pictures: Tensor, how: Augmentation, rng: Generator) -> Tensor:
     contrast = 1 + _uniform(n, how.light, rng).view(n, 1, 1, 1)
     grey = pictures.mean((1, 2, 3), keepdim=True)
     return (pictures - grey) * contrast + grey + brightness
+
+
+def _colour(pictures: Tensor, how: Augmentation, rng: Generator) -> Tensor:
+    if not how.colour:
+        return pictures
+    saturation = 1 + _uniform(len(pictures), how.colour, rng).view(-1, 1, 1, 1)
+    grey = pictures.mean(1, keepdim=True)
+    return (pictures - grey) * saturation + grey

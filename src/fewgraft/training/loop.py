@@ -57,13 +57,13 @@ def train_phase(
     The model ends with the weights of the step that validated best.
     """
     moving = {id(parameter) for _, parameter in phase.moving()}
-    for parameter in phase.model.parameters():
+    for parameter in phase.learner.parameters():
         parameter.requires_grad_(id(parameter) in moving)
     optimiser = make_optimiser(phase)
     path = folder / f"{phase.name}.checkpoint"
     progress, best = Progress(run), dict[str, Tensor]()
     if path.exists():
-        progress, best = load_checkpoint(path, run, phase.model, optimiser)
+        progress, best = load_checkpoint(path, run, phase.learner, optimiser)
     share = Share(accelerator.process_index, accelerator.num_processes)
     wrapped, prepared = accelerator.prepare(StepLoss(phase, share), optimiser)
     log = RunLog(folder, phase.name, progress.step) if accelerator.is_main_process else None
@@ -82,7 +82,7 @@ def train_phase(
             if accelerator.is_main_process and (
                 progress.step % checkpoint_every == 0 or last or stop
             ):
-                save_checkpoint(path, progress, phase.model, optimiser, best)
+                save_checkpoint(path, progress, phase.learner, optimiser, best)
             if stop:
                 raise Interrupted(f"{phase.name} stopped after step {progress.step}")
     phase.model.load_state_dict(best)

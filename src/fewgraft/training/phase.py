@@ -27,6 +27,11 @@ class Phase(ABC):
     optimisation: Optimisation
     model: CosineModel
 
+    @property
+    def learner(self) -> nn.Module:
+        """All that training changes: the model, and whatever helps it until it is trained."""
+        return self.model
+
     @abstractmethod
     def loss(self, step: int, share: Share) -> tuple[Tensor, float]:
         """Mean loss of this process's share of the step, and its accuracy."""
@@ -37,11 +42,11 @@ class Phase(ABC):
 
     def moving(self) -> list[tuple[str, nn.Parameter]]:
         """The parameters that training changes, by name."""
-        return list(self.model.named_parameters())
+        return list(self.learner.named_parameters())
 
     def set_mode(self) -> None:
-        """Put the model into the mode it trains in."""
-        self.model.train()
+        """Put everything into the mode it trains in."""
+        self.learner.train()
 
 
 class StepLoss(nn.Module):
@@ -49,7 +54,7 @@ class StepLoss(nn.Module):
 
     def __init__(self, phase: Phase, share: Share) -> None:
         super().__init__()
-        self.model = phase.model
+        self.learner = phase.learner
         self._loss = phase.loss
         self._share = share
 

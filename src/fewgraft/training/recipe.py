@@ -33,6 +33,17 @@ class Optimisation(_Section):
     clip: float | None = Field(default=None, gt=0)  # largest norm of the gradient
 
 
+class Rotation(_Section):
+    """Self-supervision: some pictures are shown again, turned by 0, 90, 180 or 270 degrees, and
+    the features have to tell by how much.
+
+    Gidaris et al., "Boosting few-shot visual learning with self-supervision", ICCV 2019.
+    """
+
+    share: float = Field(default=0.5, gt=0, le=1)  # of the batch, on top of it
+    weight: float = Field(default=1.0, gt=0)  # of its loss
+
+
 class Pretraining(_Section):
     """Supervised training on base/train."""
 
@@ -42,7 +53,12 @@ class Pretraining(_Section):
     augmentation: Augmentation = Augmentation()
     small_size: int | None = None  # pictures are this small at first: faster, and no worse
     small_share: float = Field(default=0.0, ge=0, le=1)  # of the steps
+    rotation: Rotation | None = None
     validate_every: int = Field(default=500, ge=1)
+    # What the kept step is best at on validation episodes: the joint accuracy of imprinted
+    # prototypes, or base and novel classes told apart among themselves (the border between
+    # the two is then left to meta-training).
+    selection: Literal["joint", "apart"] = "joint"
 
 
 class Metatraining(_Section):

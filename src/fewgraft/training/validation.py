@@ -1,5 +1,7 @@
 """Validation on novel-val × base-val episodes: what decides which step is kept."""
 
+from statistics import mean
+
 import torch
 from torch import Tensor
 
@@ -43,8 +45,11 @@ class Validator:
             for episodes, answers in self._episodes
         ]
 
-    def figures(self, scores: list[Scores]) -> dict[str, float]:
-        """Acc and Δ at each shot in percent, and their mean Acc as the score."""
+    def figures(self, scores: list[Scores], selection: str = "joint") -> dict[str, float]:
+        """Metrics at each shot in percent, and the score that decides.
+
+        It is the mean Acc over the shots, or with `selection` "apart" the mean of b/b and n/n.
+        """
         found = {}
         for shots, s in zip(self._how.shots, scores, strict=True):
             found[f"acc_{shots}"] = 100 * s.acc.mean().item()
@@ -53,5 +58,8 @@ class Validator:
             found[f"n_all_{shots}"] = 100 * s.n_all.mean().item()
             found[f"n_n_{shots}"] = 100 * s.n_n.mean().item()
         found["b_b"] = 100 * scores[0].b_b.mean().item()
-        found["score"] = sum(found[f"acc_{shots}"] for shots in self._how.shots) / len(scores)
+        found["score"] = mean(found[f"acc_{shots}"] for shots in self._how.shots)
+        if selection == "apart":
+            novel = mean(found[f"n_n_{shots}"] for shots in self._how.shots)
+            found["score"] = (found["b_b"] + novel) / 2
         return found
