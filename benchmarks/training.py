@@ -134,7 +134,8 @@ def share_of_peak(peak: float, size: int = 84, batch: int = 16) -> float:
 def report_pretraining(store: ImageStore, recipe: Recipe, backbone: str) -> None:
     phase = Pretrain(model_for(store, backbone), store, recipe)
     ours = BATCH / seconds(our_step(phase))
-    data = seconds(lambda step: phase._batch(step, Share()), least=2) * ours / BATCH
+    rng = torch.Generator()
+    data = seconds(lambda step: phase._batch(step, Share(), rng), least=2) * ours / BATCH
     plain = BATCH / seconds(plain_step(model_for(store, backbone), store))
     print(
         f"pre-training {backbone}: {ours:.0f} images/s, {100 * data:.0f} % of the time for data; "

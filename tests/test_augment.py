@@ -6,7 +6,7 @@ import torch
 from conftest import noise
 from pydantic import ValidationError
 
-from fewgraft.training.augment import Augmentation, augment
+from fewgraft.augment import Augmentation, augment
 
 PIXELS = torch.from_numpy(noise(0, 40, 12, 10, 3))
 

@@ -10,10 +10,10 @@ ROOT = Path(fewgraft.__file__).parent
 LAYERS = (
     {"errors", "draws", "progress", "files", "__init__"},
     {"data", "backbones"},
-    {"prototypes", "handmade", "model"},
-    {"episodes", "metrics"},
+    {"prototypes", "handmade", "augment", "model"},
+    {"episodes", "metrics", "network"},
     {"evaluation"},
-    {"training"},
+    {"methods", "training"},
     {"bench"},
     {"cli"},
     {"__main__"},

@@ -17,6 +17,28 @@ from fewgraft.model import CosineModel, embed_all, load_model
 from fewgraft.prototypes import Refinement, cosine_logits, prototypes
 
 ZOO = Path(str(resources.files("fewgraft") / "zoo"))
+CHECKOUT_ZOO = ZOO.parents[2] / "zoo"  # models that are too large for the package
+
+
+def models_folder(name: str) -> Path:
+    """Where the trained models of a recipe are: in the package, else in this checkout's zoo."""
+    places = [ZOO / name, CHECKOUT_ZOO / name]
+    for place in places:
+        if place.is_dir():
+            return place
+    raise FewgraftError(
+        f"no trained models for '{name}' are at {' or '.join(map(str, places))}",
+        f"Train them (fewgraft train {name}) and pass --models runs/{name}.",
+    )
+
+
+def stage_model(folder: Path, stage: str) -> CosineModel:
+    """One of the models of a folder that holds a stage each."""
+    if not (folder / stage / "model.json").is_file():
+        raise FewgraftError(
+            f"{folder} has no model '{stage}'", "It is the folder of a `fewgraft train` run."
+        )
+    return load_model(folder / stage)
 
 
 def shipped_model(name: str, stage: str) -> CosineModel:

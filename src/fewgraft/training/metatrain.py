@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from fewgraft.augment import augment
 from fewgraft.data.store import ImageStore
 from fewgraft.draws import KeyStream
 from fewgraft.episodes import Answers, Episodes, EpisodeSettings, Pools, sample_episodes
 from fewgraft.errors import FewgraftError
 from fewgraft.model import CosineModel
 from fewgraft.prototypes import Refinement, cosine_logits, joint_logits, without_columns
-from fewgraft.training.augment import augment
 from fewgraft.training.phase import Phase, Share
 from fewgraft.training.recipe import Metatraining, Recipe
 from fewgraft.training.validation import Validator

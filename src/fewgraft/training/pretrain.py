@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate
 
+from fewgraft.augment import augment
 from fewgraft.data.parts import Part
 from fewgraft.data.store import ImageStore
 from fewgraft.draws import Indices, KeyStream
 from fewgraft.model import CosineModel, embed_all
 from fewgraft.prototypes import cosine_logits
-from fewgraft.training.augment import augment
 from fewgraft.training.phase import Phase, Share
 from fewgraft.training.recipe import Recipe
 from fewgraft.training.validation import Validator

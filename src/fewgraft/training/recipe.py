@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from fewgraft.augment import Augmentation
 from fewgraft.backbones import backbone_spec
 from fewgraft.errors import FewgraftError, nearest
 from fewgraft.prototypes import Refinement
-from fewgraft.training.augment import Augmentation
 
 EMBEDDED = resources.files("fewgraft") / "recipes"
 
@@ -96,8 +96,16 @@ class Validation(_Section):
     unlabelled: int | None = Field(default=None, ge=0)  # |U|; None: the paper's number
 
 
+class Chosen(_Section):
+    """Hyper-parameters of one method, as `bench tune` found them on validation episodes."""
+
+    method: str
+    shots: int | None = None  # None: any
+    hyper: dict[str, Any]
+
+
 class Recipe(_Section):
-    """A whole training run."""
+    """A benchmark: a whole training run, and how its models are evaluated."""
 
     name: str
     data: str
@@ -108,11 +116,22 @@ class Recipe(_Section):
     pretraining: Pretraining
     metatraining: Metatraining
     validation: Validation = Validation()
+    evaluation: tuple[Chosen, ...] = ()
 
     @property
     def hash(self) -> str:
-        """A short name for exactly this recipe."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:12]
+        """A short name for exactly this training; evaluation may change without a new one."""
+        text = self.model_dump_json(exclude={"evaluation"})
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def hyper(self, method: str, shots: int) -> dict[str, Any]:
+        """What was chosen for a method: for any number of shots, then for this one."""
+        found: dict[str, Any] = {}
+        for wanted in (None, shots):
+            for chosen in self.evaluation:
+                if chosen.method == method and chosen.shots == wanted:
+                    found |= chosen.hyper
+        return found
 
 
 def recipe_names() -> list[str]:

@@ -22,6 +22,19 @@ class Augmentation(BaseModel):
     colour: float = Field(default=0.0, ge=0, lt=1)  # saturation, share either way
 
 
+def stronger(how: Augmentation) -> Augmentation:
+    """More of what is harmless for any picture; still no mirror where there was none."""
+    return how.model_copy(
+        update={
+            "rotate": how.rotate + 10,
+            "scale": min(0.5, how.scale + 0.15),
+            "shift": min(0.3, how.shift + 0.1),
+            "light": min(0.6, how.light + 0.3),
+            "colour": min(0.8, how.colour + 0.4),
+        }
+    )
+
+
 def augment(pixels: Tensor, how: Augmentation, rng: Generator) -> Tensor:
     """uint8 [n, h, w, c] → uint8 [n, h, w, c]; every picture is changed in its own way."""
     if how.crop or how.mirror:

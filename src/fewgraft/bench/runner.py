@@ -1,0 +1,274 @@
+"""The benchmark: every method in every setting on the same frozen episodes."""
+
+import dataclasses
+import math
+import platform
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fewgraft
+from fewgraft.bench.gallery import Gallery
+from fewgraft.bench.models import stage_model
+from fewgraft.bench.results import Results, Row, row_id
+from fewgraft.data.catalogue import open_data
+from fewgraft.data.store import ImageStore
+from fewgraft.episodes import SETTINGS, Answers, Episodes, EpisodeSettings, Pools, sample_episodes
+from fewgraft.errors import FewgraftError, nearest
+from fewgraft.methods import method_spec
+from fewgraft.methods.base import Method, MethodSpec
+from fewgraft.metrics import METRICS, Scores, join_scores, score, summarise
+from fewgraft.progress import track
+from fewgraft.training.recipe import Recipe, load_recipe
+
+CHUNK, MOVING_CHUNK = 50, 5  # episodes at a time; part of the numbers to the last bit
+
+
+@dataclass(frozen=True)
+class Job:
+    """One row to be: all that determines its numbers."""
+
+    recipe: str
+    method: str
+    hyper: dict[str, Any]
+    episode_settings: EpisodeSettings
+    episodes: int
+    models: Path
+
+    @property
+    def spec(self) -> MethodSpec:
+        """The method's entry in the registry."""
+        return method_spec(self.method)
+
+    @property
+    def configured(self) -> Method:
+        """The method with this job's hyper-parameters."""
+        return self.spec.method.changed(**self.hyper)
+
+    @property
+    def chunks(self) -> list[range]:
+        """Consecutive episodes that are computed together."""
+        size = MOVING_CHUNK if self.configured.moves_network else CHUNK
+        return [range(s, min(s + size, self.episodes)) for s in range(0, self.episodes, size)]
+
+    def __str__(self) -> str:
+        """For progress."""
+        return f"{self.method}, {self.episode_settings.setting}, {self.episode_settings.shots}-shot"
+
+
+def jobs(
+    recipe: Recipe,
+    models: Path,
+    methods: Sequence[str],
+    settings: Sequence[str],
+    shots: Sequence[int],
+    episodes: int,
+    split: str = "test",
+    seed: int = 0,
+    changes: dict[str, Any] | None = None,
+) -> list[Job]:
+    """All combinations that make sense, cheap methods first."""
+    for setting in settings:
+        if setting not in SETTINGS:
+            raise FewgraftError(f"there is no setting '{setting}'", nearest(setting, SETTINGS))
+    found = [
+        Job(
+            recipe.name,
+            name,
+            recipe.hyper(name, k),
+            EpisodeSettings.paper(setting, k, split=split, seed=seed, **(changes or {})),
+            episodes,
+            models,
+        )
+        for setting in settings
+        for k in shots
+        for name in methods
+        if makes_sense(method_spec(name), setting)
+    ]
+    return sorted(found, key=lambda job: job.configured.moves_network)
+
+
+def makes_sense(spec: MethodSpec, setting: str) -> bool:
+    """Whether a method belongs into the tables of a setting.
+
+    Without a pile there is nothing for a method that uses one; with a pile, one that does not use
+    it answers as it does without.
+    """
+    kind = SETTINGS[setting]
+    if (kind.unlabelled != "none") != spec.method.uses_unlabelled:
+        return False
+    return spec.joint if kind.incremental else spec.regular
+
+
+class Bench:
+    """Data, models and episodes, each opened once."""
+
+    def __init__(self) -> None:
+        self._stores: dict[str, ImageStore] = {}
+        self._galleries: dict[tuple[str, Path, str, str], Gallery] = {}
+        self._episodes: dict[tuple[str, EpisodeSettings, int], tuple[Episodes, Answers]] = {}
+
+    def store(self, recipe: str) -> ImageStore:
+        """The data of a recipe."""
+        if recipe not in self._stores:
+            self._stores[recipe] = open_data(load_recipe(recipe).data)
+        return self._stores[recipe]
+
+    def gallery(self, job: Job) -> Gallery:
+        """The model of the job's stage over the split's pictures."""
+        split = job.episode_settings.split
+        key = (job.recipe, job.models, job.spec.stage, split)
+        if key not in self._galleries:
+            model = stage_model(job.models, job.spec.stage)
+            self._galleries[key] = Gallery(model, self.store(job.recipe), split)
+        return self._galleries[key]
+
+    def episodes(self, job: Job) -> tuple[Episodes, Answers]:
+        """The job's frozen episodes."""
+        key = (job.recipe, job.episode_settings, job.episodes)
+        if key not in self._episodes:
+            pools = Pools.of(self.store(job.recipe), job.episode_settings.split)
+            self._episodes[key] = sample_episodes(pools, job.episode_settings, job.episodes)
+        return self._episodes[key]
+
+    @torch.no_grad()
+    def chunk(self, job: Job, chunk: range) -> Scores:
+        """Scores of consecutive episodes."""
+        episodes, answers = self.episodes(job)
+        rows = slice(chunk.start, chunk.stop)
+        return score(self.logits(job, rows), answers.query_labels[rows], episodes.n_base)
+
+    @torch.no_grad()
+    def logits(self, job: Job, rows: slice) -> torch.Tensor:
+        """[e, Q, N_b+N] of some episodes."""
+        gallery, (episodes, _) = self.gallery(job), self.episodes(job)
+        method = job.configured
+        task = gallery.task(episodes, rows, pictures=method.moves_network)
+        return method.fit(task).logits(gallery.queries(episodes, rows))
+
+    def identity(self, job: Job) -> dict[str, Any]:
+        """All that a row's numbers depend on."""
+        gallery = self.gallery(job)
+        return {
+            "method": job.method,
+            "hyper": dataclasses.asdict(job.configured),  # type: ignore[call-overload]
+            "episode_settings": dataclasses.asdict(job.episode_settings),
+            "episodes": job.episodes,
+            "weights": gallery.weights_hash,
+            "content": gallery.store.manifest.content,
+        }
+
+    def row(self, job: Job, scores: Scores, seconds: float) -> Row:
+        """The complete record of a finished job."""
+        gallery, (episodes, _) = self.gallery(job), self.episodes(job)
+        identity = self.identity(job)
+        figures = summarise(scores)
+        return Row(
+            id=row_id(identity),
+            recipe=job.recipe,
+            title=job.spec.title,
+            setting=job.episode_settings.setting,
+            shots=job.episode_settings.shots,
+            split=job.episode_settings.split,
+            stage=job.spec.stage,
+            models=str(job.models),
+            backbone=gallery.model.card.backbone,
+            data=gallery.store.manifest.name,
+            episode_hash=episodes.hash,
+            n_base=episodes.n_base,
+            ways=job.episode_settings.ways,
+            metrics={
+                name: (_number(figures[name].mean), _number(figures[name].half)) for name in METRICS
+            },
+            seconds=round(seconds, 3),
+            versions=versions(),
+            machine=f"{platform.machine()}, {torch.get_num_threads()} threads",
+            **identity,
+        )
+
+
+def _number(value: float) -> float | None:
+    """JSON has no NaN."""
+    return None if math.isnan(value) else value
+
+
+def versions() -> dict[str, str]:
+    """Of whatever the numbers may depend on."""
+    names = ("torch", "numpy")
+    return {"fewgraft": fewgraft.__version__, "python": platform.python_version()} | {
+        name: metadata.version(name) for name in names
+    }
+
+
+# An engine computes chunks of a job, in any order, and passes on each with its scores.
+Engine = Callable[[Bench, Job, Sequence[range]], Iterator[tuple[range, Scores]]]
+
+
+def in_this_process(
+    bench: Bench, job: Job, chunks: Sequence[range]
+) -> Iterator[tuple[range, Scores]]:
+    """One chunk after the other."""
+    for chunk in chunks:
+        yield chunk, bench.chunk(job, chunk)
+
+
+def run(
+    wanted: Iterable[Job], results: Results, bench: Bench, engine: Engine = in_this_process
+) -> Iterator[tuple[Row, bool]]:
+    """Rows for all jobs, each with whether it had to be computed."""
+    there = {row.id: row for row in results.rows()}
+    for job in wanted:
+        name = row_id(bench.identity(job))
+        if name in there:
+            yield there[name], False
+            continue
+        start = time.perf_counter()
+        scores = run_job(job, name, results, bench, engine)
+        row = bench.row(job, scores, time.perf_counter() - start)
+        results.append(row, scores)
+        shutil.rmtree(results.chunk_path(name, 0).parent, ignore_errors=True)
+        yield row, True
+
+
+def run_job(job: Job, name: str, results: Results, bench: Bench, engine: Engine) -> Scores:
+    """The scores of one job; a slow one keeps its chunks, so that it can be interrupted."""
+    slow = job.configured.moves_network
+    done: dict[int, Scores] = {}
+    for chunk in job.chunks:
+        path = results.chunk_path(name, chunk.start)
+        if slow and path.is_file():
+            done[chunk.start] = results.read_scores(path)
+    todo = [chunk for chunk in job.chunks if chunk.start not in done]
+    for chunk, scores in track(engine(bench, job, todo), str(job), len(todo)):
+        done[chunk.start] = scores
+        if slow:
+            results.write_scores(results.chunk_path(name, chunk.start), scores)
+    return join_scores(done[chunk.start] for chunk in job.chunks)
+
+
+def rerun(row: Row, bench: Bench) -> tuple[Scores, list[str]]:
+    """Compute a row again from its own record; what is different now, in words."""
+    job = Job(
+        row.recipe,
+        row.method,
+        row.hyper,
+        EpisodeSettings(**row.episode_settings),
+        row.episodes,
+        Path(row.models),
+    )
+    gallery, (episodes, _) = bench.gallery(job), bench.episodes(job)
+    now = {
+        "weights": (row.weights, gallery.weights_hash),
+        "data": (row.content, gallery.store.manifest.content),
+        "episodes": (row.episode_hash, episodes.hash),
+        **{f"version of {k}": (row.versions.get(k), v) for k, v in versions().items()},
+    }
+    different = [f"{what}: {old} then, {new} now" for what, (old, new) in now.items() if old != new]
+    scores = join_scores(bench.chunk(job, chunk) for chunk in track(job.chunks, str(job)))
+    return scores, different

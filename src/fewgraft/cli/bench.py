@@ -1,0 +1,142 @@
+"""`fewgraft bench`: evaluate methods on frozen episodes, and look at the results."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fewgraft.errors import FewgraftError
+
+app = typer.Typer(
+    help="Evaluate methods on frozen episodes, and look at the results.", no_args_is_help=True
+)
+
+RecipeArgument = Annotated[str, typer.Argument(help="Name of a recipe, or a TOML file.")]
+OutOption = Annotated[
+    Path | None, typer.Option(help="Folder of the results; results/RECIPE if not given.")
+]
+ModelsOption = Annotated[
+    Path | None,
+    typer.Option(help="Folder of a training run; the shipped models if not given."),
+]
+
+
+def listed(text: str) -> list[str]:
+    """Words of a comma-separated option."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def numbers(text: str) -> list[int]:
+    """Whole numbers of a comma-separated option."""
+    try:
+        return [int(word) for word in listed(text)]
+    except ValueError:
+        raise FewgraftError(f"'{text}' is not a list of whole numbers such as 1,5") from None
+
+
+@app.command()
+def run(
+    recipe: RecipeArgument,
+    methods: Annotated[
+        str, typer.Option(help="Names, separated by commas; `bench methods` lists them.")
+    ] = "all",
+    settings: Annotated[
+        str, typer.Option(help="fsl, transductive-fsl, semi-fsl, incremental, ...")
+    ] = "all",
+    shots: Annotated[str, typer.Option(help="Such as 1,5.")] = "1,5",
+    episodes: Annotated[int, typer.Option(min=2, help="How many.")] = 600,
+    split: Annotated[str, typer.Option(help="test or val.")] = "test",
+    seed: Annotated[int, typer.Option(min=0, help="Names the sequence of episodes.")] = 0,
+    models: ModelsOption = None,
+    out: OutOption = None,
+    engine: Annotated[str, typer.Option(help="here, or ray for a cluster.")] = "here",
+) -> None:
+    """Evaluate methods × settings × shots; rows that are there already are not computed again.
+
+    Interrupted, the same command goes on.
+
+    Examples:
+
+      fewgraft bench run icons
+
+      fewgraft bench run cifar-fs --methods +pr,proposed-without-adaptation --settings s2i --shots 1
+    """
+    from fewgraft.bench.models import models_folder
+    from fewgraft.bench.results import Results
+    from fewgraft.bench.runner import Bench, jobs
+    from fewgraft.bench.runner import run as run_jobs
+    from fewgraft.episodes import SETTINGS
+    from fewgraft.methods import methods as known_methods
+    from fewgraft.training.recipe import load_recipe
+
+    loaded = load_recipe(recipe)
+    wanted = jobs(
+        loaded,
+        models or models_folder(loaded.name),
+        list(known_methods()) if methods == "all" else listed(methods),
+        list(SETTINGS) if settings == "all" else listed(settings),
+        numbers(shots),
+        episodes,
+        split,
+        seed,
+    )
+    if not wanted:
+        raise FewgraftError("none of these methods fits any of these settings")
+    folder = out or Path("results") / loaded.name
+    folder.mkdir(parents=True, exist_ok=True)
+    done = 0
+    for row, computed in run_jobs(wanted, Results(folder), Bench(), chosen_engine(engine)):
+        done += computed
+        typer.echo(
+            f"{row.id}  {row.method:<28} {row.setting:<17} {row.shots}-shot  "
+            f"Acc {row.interval('acc')}  {row.seconds:7.1f} s{'' if computed else '  (there)'}"
+        )
+    typer.echo(f"{done} rows computed, {len(wanted) - done} were there: {folder}/results.jsonl")
+
+
+def chosen_engine(name: str):  # type: ignore[no-untyped-def]
+    """Where chunks of episodes are computed."""
+    from fewgraft.bench.runner import in_this_process
+
+    if name == "here":
+        return in_this_process
+    raise FewgraftError(f"there is no engine '{name}'", "Known: here, ray")
+
+
+@app.command()
+def rerun(
+    row: Annotated[str, typer.Argument(help="Name of a row, or the beginning of it.")],
+    results: Annotated[Path, typer.Option("--in", help="Folder of the results.")],
+) -> None:
+    """Compute a row again from its own record, and say whether it is the same.
+
+    Example: fewgraft bench rerun 3f9a --in results/icons
+    """
+    import torch
+
+    from fewgraft.bench.results import Results
+    from fewgraft.bench.runner import Bench
+    from fewgraft.bench.runner import rerun as compute
+
+    folder = Results(results)
+    record = folder.row(row)
+    scores, different = compute(record, Bench())
+    for line in different:
+        typer.echo(f"different: {line}")
+    same = torch.equal(scores.acc, folder.scores(record).acc)
+    typer.echo(f"{record.id}: {'the same in every episode' if same else 'other numbers'}")
+    if not same:
+        typer.echo(f"Acc {100 * scores.acc.mean().item():.2f}, was {record.interval('acc')}")
+        raise typer.Exit(1)
+
+
+@app.command("methods")
+def list_methods() -> None:
+    """List the methods.
+
+    Example: fewgraft bench methods
+    """
+    from fewgraft.methods import methods
+
+    for spec in methods().values():
+        typer.echo(f"{spec.name:<28} {spec.title} ({spec.stage})")

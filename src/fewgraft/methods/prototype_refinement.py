@@ -1,0 +1,86 @@
+"""Prototype refinement (Eqs. 3–4): the pile's pictures join the class means, softly.
+
+Lichtenstein et al., "TAFSSL: Task-adaptive feature sub-space learning for few-shot
+classification", ECCV 2020, in the form of the S²I-FSL paper: a picture counts for a novel class by
+its probability of that class among *all* classes, so that base pictures count little. On features
+of Algorithm 1 this is the paper's rival "+ PR"; on features of Algorithm 2, which rehearsed it, the
+proposed method without adaptation.
+
+The row with a bias is there for honesty: how much of the proposed method's gain does a single
+number give, a shift of the border between base and novel classes, chosen on validation episodes?
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fewgraft.methods.base import Method, MethodSpec, NovelWeights, Search, Task
+from fewgraft.prototypes import Refinement, prototypes, refine
+
+
+@dataclass(frozen=True)
+class PrototypeRefinement(Method):
+    """Prototypes, refined `steps` times."""
+
+    uses_unlabelled = True
+    search: ClassVar[Search] = {
+        "steps": (1, 2, 3, 5, 10),
+        "alpha": (0.5, 1.0),
+        "temperature": (1.0, 1.5, 2.0),
+    }
+
+    steps: int = 5
+    alpha: float = 1.0
+    temperature: float = 1.0  # of the pseudo-labels
+    pile_bias: float = 0.0  # on the novel logits of the pile
+    bias: float = 0.0  # on the novel logits of the answer
+
+    def fit(self, task: Task) -> NovelWeights:
+        """Eq. 2, then Eqs. 3–4; an empty pile leaves the prototypes."""
+        novel = prototypes(task.support, task.labels, task.ways)
+        how = Refinement(
+            steps=self.steps,
+            alpha=self.alpha,
+            temperature=self.temperature,
+            novel_bias=self.pile_bias,
+        )
+        if task.unlabelled.shape[1]:
+            novel = refine(
+                novel,
+                task.support,
+                task.labels,
+                task.unlabelled,
+                task.base_unlabelled,
+                task.gamma,
+                how,
+            )
+        return NovelWeights(novel, task.gamma, self.bias)
+
+
+@dataclass(frozen=True)
+class BiasedRefinement(PrototypeRefinement):
+    """Refinement with both biases looked for."""
+
+    search: ClassVar[Search] = {
+        "pile_bias": (-2.0, -1.5, -1.0, -0.5, 0.0, 0.5),
+        "bias": (-2.0, -1.5, -1.0, -0.5, 0.0, 0.5),
+    }
+
+
+METHODS = (
+    MethodSpec("+pr", "Meta-Inc-Baseline + PR", PrototypeRefinement(), "algorithm-1", rank=4),
+    MethodSpec(
+        "+pr+bias",
+        "Meta-Inc-Baseline + PR + bias (val)",
+        BiasedRefinement(),
+        "algorithm-1",
+        rank=5,
+        regular=False,
+    ),
+    MethodSpec(
+        "proposed-without-adaptation",
+        "Proposed, no adaptation",
+        PrototypeRefinement(),
+        "algorithm-2",
+        rank=6,
+    ),
+)

@@ -1,0 +1,128 @@
+"""A trained network whose upper part can move, above activations that are computed once a picture.
+
+What lies below the moving part never changes, so that its output is kept for every picture that was
+asked for and for each view of it: as it is, mirrored, or augmented at random. An episode that
+adapts the network then costs only what moves.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fewgraft.augment import Augmentation, augment, stronger
+from fewgraft.data.pictures import Pixels
+from fewgraft.draws import KeyStream
+from fewgraft.errors import FewgraftError
+from fewgraft.model import CosineModel
+
+MOVES = ("last-block", "all")
+_BLOCK = 256  # pictures that are computed together, so that a view never depends on who asks first
+
+
+AS_IT_IS = Augmentation()
+
+
+@dataclass(frozen=True)
+class View:
+    """One way to look at every picture; `number` tells random ones of the same kind apart."""
+
+    how: Augmentation = AS_IT_IS
+    number: int = 0
+    mirrored: bool = False
+
+
+PLAIN = View()
+MIRRORED = View(mirrored=True)
+
+Parameters = Mapping[str, Tensor]
+
+
+def divided(backbone: nn.Module, moves: str) -> tuple[nn.Module, nn.Module]:
+    """The part that stays and the part that moves."""
+    if moves == "all":
+        return nn.Identity(), backbone
+    if not isinstance(backbone, nn.Sequential) or len(backbone) < 3:
+        raise FewgraftError(
+            "this backbone is not a sequence of blocks, so its last block cannot move alone",
+            'Set moves = "all".',
+        )
+    return backbone[:-2], backbone[-2:]  # the last one is the average
+
+
+class Network:
+    """f_θ over the pictures of a data set, divided into what stays and what may move."""
+
+    def __init__(self, model: CosineModel, pictures: Pixels, moves: str = "last-block") -> None:
+        self.model = model.eval()
+        self._pictures = pictures
+        self._lower, self._upper = divided(model.backbone, moves)
+        self._kept: dict[View, _Kept] = {}
+        trained_with = model.card.recipe.get("pretraining", {}).get("augmentation", {})
+        self.weak = Augmentation.model_validate(trained_with)
+        self.strong = stronger(self.weak)
+
+    @property
+    def start(self) -> dict[str, Tensor]:
+        """The parameters of the moving part, as training left them."""
+        return {name: p.detach() for name, p in self._upper.named_parameters()}
+
+    def below(self, pictures: Tensor, view: View = PLAIN) -> Tensor:
+        """What enters the moving part [n, c, h, w], for pictures [n] by index."""
+        kept = self._kept.setdefault(view, _Kept(len(self._pictures)))
+        blocks = np.unique(pictures.numpy() // _BLOCK)
+        for block in blocks[~kept.there[blocks]].tolist():
+            kept.put(block, self._compute(block, view))
+        return kept.take(pictures)
+
+    @torch.no_grad()
+    def _compute(self, block: int, view: View) -> Tensor:
+        pixels = torch.from_numpy(np.array(self._pictures[block * _BLOCK : (block + 1) * _BLOCK]))
+        rng = torch.Generator().manual_seed(int(KeyStream(view.number, block).keys(1)[0] >> 1))
+        pixels = augment(pixels, view.how, rng)
+        activations: Tensor = self._lower(
+            self.model.prepare(pixels.flip(2) if view.mirrored else pixels)
+        )
+        return activations
+
+    def above(self, activations: Tensor, parameters: Parameters | None = None) -> Tensor:
+        """Features [n, d] from activations, by the moving part with these parameters."""
+        features: Tensor
+        if parameters is None:
+            features = self._upper(activations)
+        else:
+            features = functional_call(self._upper, dict(parameters), (activations,))
+        return features
+
+    def features(self, pictures: Tensor, parameters: Parameters | None = None) -> Tensor:
+        """Features [..., d] of pictures [...] as they are."""
+        below = self.below(pictures.flatten())
+        return self.above(below, parameters).view(*pictures.shape, -1)
+
+
+class _Kept:
+    """Activations of one view; memory is only taken for blocks that were asked for."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self.there = np.zeros(-(-total // _BLOCK), bool)
+        self._values = torch.empty(0)
+
+    def put(self, block: int, activations: Tensor) -> None:
+        if not self.there.any():
+            shape = (self._total, *activations.shape[1:])
+            self._values = torch.empty(shape, memory_format=_layout(activations))
+        self._values[block * _BLOCK :][: len(activations)] = activations
+        self.there[block] = True
+
+    def take(self, pictures: Tensor) -> Tensor:
+        return self._values[pictures]
+
+
+def _layout(activations: Tensor) -> torch.memory_format:
+    """Channels last where the activations are: that is how convolutions on a CPU like them."""
+    last = activations.ndim == 4 and activations.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if last else torch.contiguous_format
