@@ -1,8 +1,8 @@
 """FixMatch on the task's pile: the paper's rival "+ FixMatch".
 
 Sohn et al., "FixMatch: simplifying semi-supervised learning with consistency and confidence",
-NeurIPS 2020. Where the classifier is sure of a weakly augmented pile picture, its answer becomes the label
-of the strongly augmented one. Starts from the prototypes; the last block and W = [W_b, W_n] move,
+NeurIPS 2020. Where the classifier is sure of a weakly augmented pile picture, its answer becomes
+the label of the strongly augmented one. Starts from the prototypes; the last block and W = [W_b, W_n] move,
 and the moved classifier itself answers.
 """
 
