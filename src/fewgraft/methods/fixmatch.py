@@ -2,8 +2,8 @@
 
 Sohn et al., "FixMatch: simplifying semi-supervised learning with consistency and confidence",
 NeurIPS 2020. Where the classifier is sure of a weakly augmented pile picture, its answer becomes
-the label of the strongly augmented one. Starts from the prototypes; the last block and W = [W_b, W_n] move,
-and the moved classifier itself answers.
+the label of the strongly augmented one. Starts from the prototypes; the last block and
+W = [W_b, W_n] move, and the moved classifier itself answers.
 """
 
 from dataclasses import dataclass
