@@ -6,7 +6,7 @@ import torch
 from conftest import noise
 from pydantic import ValidationError
 
-from fewgraft.augment import Augmentation, augment
+from fewgraft.augment import Augmentation, augment, stronger
 
 PIXELS = torch.from_numpy(noise(0, 40, 12, 10, 3))
 
@@ -15,7 +15,9 @@ def rng(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-ALL = Augmentation(crop=2, mirror=True, rotate=10, scale=0.1, shift=0.1, thicken=0.5, light=0.2)
+ALL = Augmentation(
+    crop=2, mirror=True, rotate=10, scale=0.1, shift=0.1, thicken=0.5, light=0.2, colour=0.3
+)
 
 
 def test_nothing_asked_for_is_nothing_done() -> None:
@@ -100,3 +102,23 @@ def test_impossible_augmentations_are_refused() -> None:
     for bad in ({"crop": -1}, {"scale": 1.5}, {"thicken": 2}, {"flip": True}):
         with pytest.raises(ValidationError):
             Augmentation(**bad)
+
+
+def test_colour_moves_pictures_to_and_from_grey() -> None:
+    mild = torch.full((200, 2, 2, 3), 100, dtype=torch.uint8)
+    mild[..., 0] = 130
+    found = augment(mild, Augmentation(colour=0.5), rng()).float()
+    spread = found[..., 0] - found[..., 1]
+    assert 14 <= spread.min() < 20
+    assert 40 < spread.max() <= 46
+    torch.testing.assert_close(found.mean(-1), torch.full((200, 2, 2), 110.0), rtol=0, atol=0.5)
+
+
+def test_stronger_does_more_of_all_but_mirrors_only_what_may_be_mirrored() -> None:
+    weak = Augmentation(crop=2, rotate=5)
+    strong = stronger(weak)
+    assert not strong.mirror
+    assert strong.rotate > weak.rotate
+    assert strong.light > 0
+    assert stronger(Augmentation(mirror=True)).mirror
+    assert stronger(stronger(stronger(strong))).scale <= 0.5

@@ -21,6 +21,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 
+from fewgraft.augment import Augmentation
 from fewgraft.data.catalogue import add_data
 from fewgraft.data.parts import Part
 from fewgraft.data.sources import SourceOptions
@@ -34,7 +35,7 @@ from fewgraft.training.loop import learning_rate, make_optimiser
 from fewgraft.training.metatrain import Metatrain
 from fewgraft.training.phase import Share
 from fewgraft.training.pretrain import Pretrain
-from fewgraft.training.recipe import Optimisation, Recipe, load_recipe, recipe_names
+from fewgraft.training.recipe import Optimisation, Recipe, Rotation, load_recipe, recipe_names
 from fewgraft.training.report import draw_curves, summary
 from fewgraft.training.run import train
 
@@ -194,6 +195,63 @@ def test_pretraining_loss_is_the_cross_entropy(colours: ImageStore, recipe: Reci
         right += row.index(max(row)) == label
     assert loss.item() == pytest.approx(sum(terms) / len(terms), rel=1e-5)
     assert accuracy == pytest.approx(right / len(terms))
+
+
+def with_pretraining(recipe: Recipe, **changes: object) -> Recipe:
+    section = recipe.pretraining.model_copy(update=changes)
+    return recipe.model_copy(update={"pretraining": section})
+
+
+def test_turned_pictures_come_on_top_and_are_told_by_a_head_of_their_own(
+    colours: ImageStore, recipe: Recipe
+) -> None:
+    quiet = with_pretraining(recipe, augmentation=Augmentation(), small_share=0.0)
+    turning = with_pretraining(quiet, rotation=Rotation(share=0.5, weight=2.0))
+    model = small_model(colours).eval()
+    plain, phase = (Pretrain(model, colours, r) for r in (quiet, turning))
+    rng = torch.Generator().manual_seed(0)
+    pictures, _ = phase._batch(5, Share(), rng)
+    turned, turns = phase._turned(pictures, rng)
+    assert len(turned) == 8
+    assert len(set(turns.tolist())) > 1
+    for picture, original, quarters in zip(turned, pictures, turns.tolist(), strict=False):
+        expected = np.rot90(original.numpy(), quarters, (1, 2))
+        np.testing.assert_array_equal(picture.numpy(), expected)
+    with torch.no_grad():
+        loss, accuracy = phase.loss(5, Share())
+        upright, same_accuracy = plain.loss(5, Share())
+    extra = (loss - upright).item() / 2
+    assert 0.5 < extra < 3, "about the logarithm of four"
+    assert accuracy == same_accuracy
+    assert {name.split(".")[0] for name, _ in phase.moving()} == {"model", "turn_head"}
+
+
+def test_a_run_with_turns_goes_on_where_it_stopped(
+    colours: ImageStore, recipe: Recipe, tmp_path: Path
+) -> None:
+    turning = with_pretraining(recipe, rotation=Rotation(), steps=6, validate_every=6)
+    train(turning, colours, tmp_path / "whole", ["pre-trained"])
+    model = small_model(colours)
+    phase = Pretrain(model, colours, turning)
+    optimiser = make_optimiser(phase)
+    torch.autograd.backward(phase.loss(0, Share())[0])
+    optimiser.step()
+    save_checkpoint(tmp_path / "x", Progress("r", 1), phase.learner, optimiser, {})
+    other = Pretrain(small_model(colours), colours, turning)
+    load_checkpoint(tmp_path / "x", "r", other.learner, make_optimiser(other))
+    for a, b in zip(phase.learner.parameters(), other.learner.parameters(), strict=True):
+        assert torch.equal(a, b)
+    names = load_file(tmp_path / "whole" / "pre-trained" / "model.safetensors")
+    assert not any("turn" in name for name in names), "the head is left behind"
+
+
+def test_the_step_may_be_kept_for_either_group_apart(colours: ImageStore, recipe: Recipe) -> None:
+    apart = with_pretraining(recipe, selection="apart")
+    figures = Pretrain(small_model(colours).eval(), colours, apart).validate()
+    expected = (figures["b_b"] + (figures["n_n_1"] + figures["n_n_2"]) / 2) / 2
+    assert figures["score"] == pytest.approx(expected)
+    joint = Pretrain(small_model(colours).eval(), colours, recipe).validate()
+    assert joint["score"] == pytest.approx((joint["acc_1"] + joint["acc_2"]) / 2)
 
 
 def plain_episode_loss(

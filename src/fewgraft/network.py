@@ -99,6 +99,8 @@ class Network:
 
     def features(self, pictures: Tensor, parameters: Parameters | None = None) -> Tensor:
         """Features [..., d] of pictures [...] as they are."""
+        if pictures.numel() == 0:
+            return torch.empty(*pictures.shape, self.model.card.width)
         below = self.below(pictures.flatten())
         return self.above(below, parameters).view(*pictures.shape, -1)
 

@@ -74,15 +74,11 @@ class Results:
         if not path.is_file():
             return []
         found: dict[str, Row] = {}
-        lines = path.read_text().split("\n")
+        *lines, _ = path.read_text().split("\n")  # what follows the last line end is torn
         for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
             try:
                 row = Row.model_validate_json(line)
             except ValidationError as error:
-                if number == len(lines):  # a line that was being written when the power failed
-                    continue
                 first = error.errors()[0]
                 raise FewgraftError(
                     f"{path}, line {number} is damaged: {first['msg']}",
@@ -105,10 +101,11 @@ class Results:
     def append(self, row: Row, scores: Scores) -> None:
         """Scores first, then the row."""
         self.write_scores(self._scores_path(row.id), scores)
-        path = self.folder / FILE
-        torn = path.is_file() and path.stat().st_size and path.read_bytes()[-1:] != b"\n"
-        with path.open("a") as file:
-            file.write(("\n" if torn else "") + row.model_dump_json() + "\n")
+        with (self.folder / FILE).open("ab+") as file:
+            file.seek(0)
+            whole = file.read().rfind(b"\n") + 1
+            file.truncate(whole)  # a line that was being written when the power failed
+            file.write(row.model_dump_json().encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
 

@@ -130,6 +130,34 @@ def rerun(
         raise typer.Exit(1)
 
 
+@app.command()
+def tune(
+    recipe: RecipeArgument,
+    methods: Annotated[str, typer.Option(help="Names, separated by commas.")],
+    shots: Annotated[str, typer.Option(help="Such as 1,5.")] = "1,5",
+    episodes: Annotated[int, typer.Option(min=2, help="How many validation episodes.")] = 300,
+    models: ModelsOption = None,
+) -> None:
+    """Choose hyper-parameters on validation episodes; prints entries for the recipe.
+
+    Example: fewgraft bench tune cifar-fs --methods +pr,proposed-without-adaptation
+    """
+    from fewgraft.bench.models import models_folder
+    from fewgraft.bench.runner import Bench
+    from fewgraft.bench.tune import tune as search
+    from fewgraft.metrics import interval
+    from fewgraft.training.recipe import load_recipe
+
+    loaded = load_recipe(recipe)
+    folder = models or models_folder(loaded.name)
+    for found in search(loaded, folder, listed(methods), numbers(shots), episodes, Bench()):
+        typer.echo(
+            f"# val Acc {interval(found.scores.acc)}, best of {found.tried}; "
+            f"over the default {found.gain.difference}"
+        )
+        typer.echo(found.toml + "\n")
+
+
 @app.command("methods")
 def list_methods() -> None:
     """List the methods.

@@ -10,6 +10,7 @@ base and novel classes; `columns = "all"` distils the refined joint classifier i
 temperatures, rate and steps are ours, chosen on validation episodes.
 """
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
@@ -110,8 +111,7 @@ class Adaptation(Method):
             pile = network.features(pictures.unlabelled[e], moved.parameters)[None]
             base = cosine_logits(pile, moved.base, task.gamma)
             novel = refine(novel, support, labels, pile, base, task.gamma, self._how())
-        parameters = {name: p.detach() for name, p in moved.parameters.items()}
-        return Moved(parameters, moved.base.detach(), novel[0])
+        return dataclasses.replace(moved.settled(), novel=novel[0])
 
     def _how(self) -> Refinement:
         return Refinement(

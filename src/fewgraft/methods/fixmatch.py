@@ -66,7 +66,7 @@ class FixMatch(Method):
             return cross_entropy(few, labels) + self.weight * on_pile.mean()
 
         descend(moved, loss, self.steps, self.lr, self.momentum)
-        return moved
+        return moved.settled()
 
 
 METHODS = (

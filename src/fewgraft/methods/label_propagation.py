@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fewgraft.methods.base import Method, MethodSpec, Queries, Search, Task
+from fewgraft.methods.base import Method, MethodSpec, NovelWeights, Queries, Search, Task
 from fewgraft.prototypes import prototypes
 
 DENSE_UP_TO = 1500  # vertices
@@ -39,9 +39,11 @@ class LabelPropagation(Method):
     alpha: float = 0.99
     dense_up_to: int = DENSE_UP_TO
 
-    def fit(self, task: Task) -> "Propagated":
-        """Labels of all vertices."""
+    def fit(self, task: Task) -> "Propagated | NovelWeights":
+        """Labels of all vertices; without a pile there is nothing to propagate along."""
         novel = prototypes(task.support, task.labels, task.ways)
+        if task.unlabelled.shape[1] == 0:
+            return NovelWeights(novel, task.gamma)
         base = normalize(task.weights, dim=-1).expand(len(task), -1, -1)
         pile = normalize(task.unlabelled, dim=-1)
         vertices = torch.cat([base, novel, pile], dim=1)  # [E, n, d]
@@ -131,7 +133,7 @@ def _sparse_one(places: Tensor, edges: Tensor, labels: Tensor, alpha: float) -> 
     degree = values.new_zeros(n).index_add_(0, both[0], values)
     scale = degree.clamp(min=torch.finfo(values.dtype).tiny).rsqrt()
     values = values * scale[both[0]] * scale[both[1]]
-    spread = torch.sparse_coo_tensor(both, values, (n, n)).coalesce().to_sparse_csr()
+    spread = torch.sparse_coo_tensor(both, values, (n, n), check_invariants=True).coalesce()
     return _normalised(_conjugate_gradients(spread, labels, alpha))
 
 

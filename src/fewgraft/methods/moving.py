@@ -31,6 +31,11 @@ class Moved:
         """Everything that moves."""
         return [*self.parameters.values(), self.base, self.novel]
 
+    def settled(self) -> "Moved":
+        """As it is now, for good."""
+        parameters = {name: p.detach() for name, p in self.parameters.items()}
+        return Moved(parameters, self.base.detach(), self.novel.detach())
+
     def logits(self, features: Tensor, gamma: float) -> Tensor:
         """Cosine logits over W = [W_b, W_n]: [n, d] → [n, N_b+N]."""
         return cosine_logits(features, torch.cat([self.base, self.novel]), gamma)
@@ -44,6 +49,7 @@ class MovedSolution:
     episodes: Sequence[Moved]
     gamma: float
 
+    @torch.no_grad()
     def logits(self, queries: Queries) -> Tensor:
         """Queries through the network of their own episode."""
         if queries.pictures is None:

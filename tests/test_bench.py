@@ -1,0 +1,297 @@
+"""The runner: complete rows, nothing twice, nothing stale, and going on after a kill."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from fewgraft.bench.bank import feature_bank, weights_hash
+from fewgraft.bench.gallery import Gallery
+from fewgraft.bench.models import model_on_data, models_folder, shipped_model
+from fewgraft.bench.results import Results
+from fewgraft.bench.runner import Bench, Job, jobs, makes_sense, rerun, run
+from fewgraft.bench.tune import combinations, tune
+from fewgraft.cli import app
+from fewgraft.data.parts import Part
+from fewgraft.data.store import ImageStore
+from fewgraft.episodes import SETTINGS, EpisodeSettings
+from fewgraft.errors import FewgraftError
+from fewgraft.methods import method_spec, methods
+from fewgraft.model import embed_all
+from fewgraft.network import Network, View, divided
+from fewgraft.prototypes import Refinement
+from fewgraft.training.recipe import load_recipe
+
+FEW = 12
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEWGRAFT_HOME", str(tmp_path_factory.mktemp("home")))
+        made = Bench()
+        for stage_method in ("nearest-prototype", "+pr", "proposed-without-adaptation"):
+            for split in ("test", "val"):
+                assert made.gallery(a_job(stage_method, split=split)).bank
+    return made
+
+
+def a_job(method: str = "+pr", setting: str = "s2i", shots: int = 1, split: str = "test") -> Job:
+    return Job(
+        "icons",
+        method,
+        {},
+        EpisodeSettings.paper(setting, shots, split=split),
+        FEW,
+        models_folder("icons"),
+    )
+
+
+# --- features ---
+
+
+def test_a_bank_is_computed_once_and_never_stale(icons: ImageStore, tmp_path: Path) -> None:
+    model = shipped_model("icons", "pre-trained")
+    pictures = icons.indices(Part.NOVEL_TEST)[:50]
+    bank = feature_bank(model, icons, pictures, tmp_path)
+    expected = embed_all(model, icons.pictures[pictures])
+    torch.testing.assert_close(bank[torch.from_numpy(pictures)], expected)
+    (folder,) = tmp_path.iterdir()
+    written = (folder / "features.npy").stat().st_mtime_ns
+    feature_bank(model, icons, pictures, tmp_path)
+    assert (folder / "features.npy").stat().st_mtime_ns == written, "computed twice"
+    with torch.no_grad():
+        model.weight[0, 0] += 1e-3  # a stale bank would go unnoticed
+        model.backbone.get_parameter("stem.0.weight")[0] += 0.1
+    other = feature_bank(model, icons, pictures, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+    assert not torch.equal(other.features, bank.features)
+    feature_bank(model, icons, pictures[:10], tmp_path)
+    assert len(list(tmp_path.iterdir())) == 3, "other pictures have a bank of their own"
+
+
+def test_weights_have_a_name(icons: ImageStore) -> None:
+    names = [weights_hash(shipped_model("icons", s)) for s in ("algorithm-1", "algorithm-2")]
+    assert len({*names, weights_hash(shipped_model("icons", "algorithm-1"))}) == 2
+
+
+def test_the_network_keeps_what_does_not_move(icons: ImageStore) -> None:
+    model = shipped_model("icons", "algorithm-2")
+    pictures = torch.from_numpy(icons.indices(Part.NOVEL_TEST)[::40].copy())
+    whole = embed_all(model, icons.pictures[pictures.numpy()])
+    for moves in ("last-block", "all"):
+        network = Network(model, icons.pictures, moves)
+        with torch.no_grad():
+            torch.testing.assert_close(network.features(pictures), whole, rtol=1e-4, atol=1e-5)
+            same = network.features(pictures, network.start)
+        torch.testing.assert_close(same, whole, rtol=1e-4, atol=1e-5)
+    mirrored = Network(model, icons.pictures).below(pictures, View(mirrored=True))
+    turned = model.prepare(torch.from_numpy(icons.pictures[pictures.numpy()]).flip(2))
+    with torch.no_grad():
+        torch.testing.assert_close(
+            mirrored, divided(model.backbone, "last-block")[0](turned), rtol=1e-4, atol=1e-4
+        )
+
+
+def test_a_random_view_does_not_depend_on_who_asks_first(icons: ImageStore) -> None:
+    model = shipped_model("icons", "algorithm-2")
+    pictures = torch.from_numpy(icons.indices(Part.NOVEL_TEST)[:3].copy())
+    later = torch.from_numpy(icons.indices(Part.BASE_TEST)[-3:].copy())
+    one, two = Network(model, icons.pictures), Network(model, icons.pictures)
+    view = View(one.weak, 1)
+    two.below(later, view)
+    assert torch.equal(one.below(pictures, view), two.below(pictures, view))
+    assert not torch.equal(one.below(pictures, view), one.below(pictures, View(one.weak, 2)))
+
+
+# --- rows ---
+
+
+def test_rows_are_what_evaluation_says(bench: Bench, icons: ImageStore, tmp_path: Path) -> None:
+    ((row, computed),) = run([a_job()], Results(tmp_path), bench)
+    assert computed
+    model = model_on_data(shipped_model("icons", "algorithm-1"), icons)
+    expected = model.scores("s2i", 1, Refinement(steps=5), FEW)
+    scores = Results(tmp_path).scores(row)
+    for name in ("acc", "b_all", "n_all", "b_b", "n_n"):
+        torch.testing.assert_close(
+            getattr(scores, name), getattr(expected, name), rtol=0, atol=1 / 150 + 1e-9
+        )
+    assert row.interval("acc").mean == pytest.approx(scores.acc.mean().item())
+    assert row.metrics["delta"][0] == pytest.approx(scores.delta.mean().item())
+    assert row.hyper["steps"] == 5
+    assert (row.n_base, row.ways, row.stage) == (108, 5, "algorithm-1")
+    assert {"torch", "numpy", "fewgraft", "python"} <= set(row.versions)
+
+
+def test_nothing_is_computed_twice(bench: Bench, tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    wanted = [a_job("+pr"), a_job("nearest-prototype", "incremental")]
+    assert [computed for _, computed in run(wanted, results, bench)] == [True, True]
+    assert [computed for _, computed in run(wanted, results, bench)] == [False, False]
+    other = dataclasses.replace(wanted[0], hyper={"steps": 1})
+    assert [computed for _, computed in run([other], results, bench)] == [True]
+    assert len(results.rows()) == 3
+
+
+def test_a_torn_line_is_not_a_row_and_harms_none(bench: Bench, tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    list(run([a_job()], results, bench))
+    with (tmp_path / "results.jsonl").open("a") as file:
+        file.write('{"id": "half a ro')
+    assert len(results.rows()) == 1
+    list(run([a_job("meta-inc-baseline", "incremental")], results, bench))
+    assert [row.method for row in results.rows()] == ["+pr", "meta-inc-baseline"]
+    lines = (tmp_path / "results.jsonl").read_text().splitlines()
+    (tmp_path / "results.jsonl").write_text("\n".join([lines[0], "{}", lines[1], ""]))
+    with pytest.raises(FewgraftError, match="line 2 is damaged"):
+        results.rows()
+
+
+def test_a_row_can_be_computed_from_its_record(bench: Bench, tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    ((row, _),) = run([a_job("+graph")], results, bench)
+    scores, different = rerun(results.row(row.id[:5]), bench)
+    assert not different
+    assert torch.equal(scores.acc, results.scores(row).acc)
+    changed = row.model_copy(update={"weights": "0" * 16})
+    assert rerun(changed, bench)[1] == [f"weights: {'0' * 16} then, {row.weights} now"]
+    with pytest.raises(FewgraftError, match="there is no row 'zzz'"):
+        results.row("zzz")
+
+
+def test_settings_without_base_classes(bench: Bench, tmp_path: Path) -> None:
+    wanted = [a_job("soft-k-means", "semi-fsl"), a_job("nearest-prototype", "fsl", 5)]
+    rows = [row for row, _ in run(wanted, Results(tmp_path), bench)]
+    assert all(row.n_base == 0 for row in rows)
+    assert all(row.interval("acc").mean > 0.5 for row in rows)
+    assert rows[0].metrics["delta"] == (None, None)
+
+
+def test_which_method_belongs_where() -> None:
+    assert not makes_sense(method_spec("+pr"), "incremental"), "no pile to refine with"
+    assert not makes_sense(method_spec("soft-k-means"), "s2i"), "knows no base classes"
+    assert not makes_sense(method_spec("+pr+bias"), "semi-fsl"), "a bias changes nothing there"
+    for setting in SETTINGS:
+        assert any(makes_sense(spec, setting) for spec in methods().values())
+    recipe = load_recipe("icons")
+    wanted = jobs(recipe, models_folder("icons"), list(methods()), list(SETTINGS), [1, 5], 10)
+    moving = [job.configured.moves_network for job in wanted]
+    assert moving == sorted(moving), "slow methods come last"
+    with pytest.raises(FewgraftError, match="Did you mean 's2i'"):
+        jobs(recipe, models_folder("icons"), ["+pr"], ["s2"], [1], 10)
+
+
+def test_a_recipes_choices_reach_the_method() -> None:
+    recipe = load_recipe("icons", {"evaluation": '[{method="+pr", hyper={steps=2, alpha=0.5}}]'})
+    assert recipe.hyper("+pr", 1) == {"steps": 2, "alpha": 0.5}
+    changed = {
+        "evaluation": '[{method="+pr", shots=5, hyper={steps=3}},{method="+pr", hyper={steps=2}}]'
+    }
+    recipe = load_recipe("icons", changed)
+    assert [recipe.hyper("+pr", k)["steps"] for k in (1, 5)] == [2, 3]
+    assert recipe.hash == load_recipe("icons").hash, "training is the same"
+
+
+# --- tuning ---
+
+
+def test_tuning_takes_the_best_on_validation_episodes(bench: Bench) -> None:
+    recipe, folder = load_recipe("icons"), models_folder("icons")
+    (found,) = tune(recipe, folder, ["soft-k-means"], [1], FEW, bench)
+    settings = EpisodeSettings.paper("semi-fsl", 1, split="val", seed=3)
+    accuracies = {}
+    for hyper in combinations(method_spec("soft-k-means").method):
+        job = Job("icons", "soft-k-means", hyper, settings, FEW, folder)
+        accuracies[json.dumps(hyper)] = bench.chunk(job, range(FEW)).acc.mean().item()
+    assert accuracies[json.dumps(found.hyper)] == max(accuracies.values())
+    assert found.tried == len(accuracies) == 12
+    assert found.toml.startswith('[[evaluation]]\nmethod = "soft-k-means"\nshots = 1\nhyper = {')
+    with pytest.raises(FewgraftError, match="nothing to search"):
+        list(tune(recipe, folder, ["nearest-prototype"], [1], FEW, bench))
+
+
+# --- the command ---
+
+
+def command(*words: str, home: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "fewgraft", "bench", *words],
+        env={**os.environ, "FEWGRAFT_HOME": str(home), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_killed_in_the_midst_of_a_slow_row_it_goes_on(tmp_path: Path) -> None:
+    """kill -9 after the first chunk; the same command uses that chunk and ends as if unbroken."""
+    words = "run icons --methods proposed --settings s2i --shots 1 --episodes 15".split()
+    out = tmp_path / "my results"
+    first = command(*words, "--out", str(out), home=tmp_path / "home")
+    parts = out / "scores"
+    deadline = time.monotonic() + 120
+    while not list(parts.glob("*.parts/*.npz")):
+        assert first.poll() is None, first.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    assert not (out / "results.jsonl").exists()
+    (kept,) = parts.glob("*.parts/0.npz")
+    before = kept.stat().st_mtime_ns, kept.read_bytes()
+    second = command(*words, "--out", str(out), home=tmp_path / "home")
+    while second.poll() is None and kept.exists():
+        assert kept.stat().st_mtime_ns == before[0], "the finished chunk was computed again"
+        time.sleep(0.02)
+    output, errors = second.communicate()
+    assert second.returncode == 0, errors
+    assert "1 rows computed" in output
+    third = command(*words, "--out", str(tmp_path / "other"), home=tmp_path / "home")
+    assert "1 rows computed" in third.communicate()[0]
+    rows = [Results(folder).rows()[0] for folder in (out, tmp_path / "other")]
+    assert rows[0].metrics == rows[1].metrics
+    assert not list(parts.glob("*.parts"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "icons", "--methods", "prposed"], "Did you mean 'proposed'"),
+        (["run", "icons", "--settings", "s2j"], "Did you mean 's2i'"),
+        (["run", "icons", "--shots", "one"], "whole numbers"),
+        (["run", "icons", "--engine", "spark"], "no engine 'spark'"),
+        (["run", "icons", "--methods", "+pr", "--settings", "fsl"], "fits any of these settings"),
+        (["run", "mini-imagenet"], "no trained models for 'mini-imagenet'"),
+        (["run", "nothing"], "no recipe 'nothing'"),
+        (["rerun", "abc", "--in", "nowhere"], "no row 'abc'"),
+    ],
+)
+def test_what_the_user_can_mend_is_said(words: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, ["bench", *words])
+    assert isinstance(result.exception, FewgraftError)
+    assert message in str(result.exception)
+
+
+def test_the_gallery_refuses_a_foreign_model(icons: ImageStore) -> None:
+    model = shipped_model("icons", "pre-trained")
+    model.card = model.card.model_copy(update={"classes": ("a", "b")})
+    with pytest.raises(FewgraftError, match="other base classes"):
+        Gallery(model, icons)
+
+
+def test_methods_are_listed() -> None:
+    result = CliRunner().invoke(app, ["bench", "methods"])
+    assert result.exit_code == 0
+    for name in methods():
+        assert name in result.output
+    assert np.all([spec.title in result.output for spec in methods().values()])

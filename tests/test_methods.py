@@ -1,0 +1,411 @@
+"""One contract for every method in the registry."""
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fewgraft.errors import FewgraftError
+from fewgraft.methods import method_spec, methods
+from fewgraft.methods.base import Method, Queries, Task, TaskPictures
+from fewgraft.methods.label_propagation import (
+    LabelPropagation,
+    dense_solution,
+    nearest_vertices,
+    sparse_solution,
+)
+from fewgraft.methods.nearest_prototype import NearestPrototype
+from fewgraft.methods.soft_k_means import MaskedSoftKMeans, SoftKMeans
+from fewgraft.model import CosineModel, new_model
+from fewgraft.network import Network
+from fewgraft.prototypes import cosine_logits
+
+EPISODES, WAYS, BASE, QUERIES = 4, 3, 4, 9
+CLASSES, PICTURES = 8, 30  # the first BASE classes are the base classes
+
+
+@dataclass(frozen=True)
+class World:
+    """Pictures of coloured noise, and a small network over them."""
+
+    network: Network
+    weights: Tensor
+
+    def features(self, pictures: Tensor) -> Tensor:
+        with torch.no_grad():
+            return self.network.features(pictures)
+
+
+@cache
+def world(plain: bool = False) -> World:
+    """`plain`: all pictures are the same."""
+    rng = np.random.default_rng(0)
+    colours = rng.integers(40, 216, (CLASSES, 1, 1, 1, 3))
+    pixels = colours + rng.integers(-60, 61, (CLASSES, PICTURES, 16, 16, 3))
+    if plain:
+        pixels[:] = 128
+    pixels = np.clip(pixels, 0, 255).astype(np.uint8).reshape(-1, 16, 16, 3)
+    model: CosineModel = new_model(
+        "resnet12-tiny", [str(c) for c in range(BASE)], 16, 3, (0.5,) * 3, (0.25,) * 3
+    )
+    network = Network(model, pixels)
+    of_base = torch.arange(BASE * PICTURES).view(BASE, PICTURES)
+    with torch.no_grad():
+        return World(network, network.features(of_base).mean(1))
+
+
+def choose(rng: np.random.Generator, label: int, count: int, first: int = 0) -> list[int]:
+    places = first + rng.permutation(PICTURES - first)[:count]
+    return [label * PICTURES + int(place) for place in places]
+
+
+@dataclass(frozen=True)
+class Problem:
+    task: Task
+    queries: Queries
+    answers: Tensor  # [E, Q]
+
+
+def problem(
+    shots: tuple[int, ...] = (1, 1, 1),
+    pile_novel: int = 4,
+    pile_base: int = 3,
+    n_base: int = BASE,
+    repeated: int = 0,
+    plain: bool = False,
+) -> Problem:
+    """A few episodes; the pile holds so many pictures of each class, `repeated` of them again."""
+    here = world(plain)
+    rows: list[list[list[int]]] = [[[] for _ in range(EPISODES)] for _ in range(5)]
+    support, labels, pile, query, answers = rows
+    for e in range(EPISODES):
+        rng = np.random.default_rng(e)
+        novel = BASE + rng.permutation(CLASSES - BASE)[:WAYS]
+        for way, label in enumerate(novel.tolist()):
+            support[e] += choose(rng, label, shots[way])
+            labels[e] += [way] * shots[way]
+            pile[e] += choose(rng, label, pile_novel, first=5)
+            query[e] += choose(rng, label, QUERIES // WAYS, first=20)
+            answers[e] += [n_base + way] * (QUERIES // WAYS)
+        for label in range(n_base):
+            pile[e] += choose(rng, label, pile_base)
+            query[e] += choose(rng, label, 2, first=15)
+            answers[e] += [label] * 2
+        pile[e] += pile[e][:1] * repeated
+    s, u, q = (torch.tensor(part, dtype=torch.int64) for part in (support, pile, query))
+    u = u.view(EPISODES, -1)
+    gamma, weights = 10.0, here.weights[:n_base]
+    features = {name: here.features(part) for name, part in (("s", s), ("u", u), ("q", q))}
+    task = Task(
+        ways=WAYS,
+        support=features["s"],
+        labels=torch.tensor(labels),
+        unlabelled=features["u"],
+        base_unlabelled=cosine_logits(features["u"], weights, gamma),
+        weights=weights,
+        gamma=gamma,
+        numbers=torch.arange(EPISODES),
+        pictures=TaskPictures(here.network, s, u),
+    )
+    queries = Queries(features["q"], cosine_logits(features["q"], weights, gamma), q)
+    return Problem(task, queries, torch.tensor(answers))
+
+
+def some(p: Problem, rows: slice) -> tuple[Task, Queries]:
+    """A chunk of the episodes."""
+    names = ("support", "labels", "unlabelled", "base_unlabelled", "numbers")
+    assert p.task.pictures is not None
+    assert p.queries.pictures is not None
+    pictures = TaskPictures(
+        p.task.pictures.network,
+        p.task.pictures.support[rows],
+        p.task.pictures.unlabelled[rows],
+    )
+    task = dataclasses.replace(
+        p.task, pictures=pictures, **{name: getattr(p.task, name)[rows] for name in names}
+    )
+    queries = Queries(
+        p.queries.features[rows], p.queries.base_logits[rows], p.queries.pictures[rows]
+    )
+    return task, queries
+
+
+def answer(method: Method, p: Problem) -> Tensor:
+    return method.fit(p.task).logits(p.queries)
+
+
+def quick(name: str) -> Method:
+    """The method as registered, cut to the small world: few steps, few neighbours."""
+    method = method_spec(name).method
+    if isinstance(method, LabelPropagation):
+        return method.changed(neighbours=3)
+    return method.changed(steps=3, batch=8) if method.moves_network else method
+
+
+CASES = [
+    pytest.param(name, n_base, id=f"{name}-{'joint' if n_base else 'regular'}")
+    for name, spec in methods().items()
+    for n_base, fits in ((BASE, spec.joint), (0, spec.regular))
+    if fits
+]
+every_method = pytest.mark.parametrize(("name", "n_base"), CASES)
+
+
+def close(a: Tensor, b: Tensor) -> None:
+    torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+
+
+@every_method
+def test_the_same_task_gives_the_same_logits(name: str, n_base: int) -> None:
+    p = problem(n_base=n_base)
+    first, second = answer(quick(name), p), answer(quick(name), p)
+    assert first.shape == (EPISODES, p.answers.shape[1], n_base + WAYS)
+    assert torch.equal(first, second)
+    assert not first.requires_grad
+
+
+@every_method
+def test_it_learns_something(name: str, n_base: int) -> None:
+    """Colours are easy: far above chance on novel queries among novel classes."""
+    p = problem(n_base=n_base, shots=(3, 3, 3))
+    logits = answer(quick(name), p)
+    is_novel = p.answers >= n_base
+    right = logits[..., n_base:].argmax(-1) + n_base == p.answers
+    assert right[is_novel].double().mean() > 0.55
+
+
+@every_method
+def test_permuted_labels_permute_columns(name: str, n_base: int) -> None:
+    p = problem(n_base=n_base, shots=(1, 2, 3))
+    order = torch.tensor([2, 0, 1])
+    renamed = dataclasses.replace(p, task=dataclasses.replace(p.task, labels=order[p.task.labels]))
+    first, second = answer(quick(name), p), answer(quick(name), renamed)
+    close(second[..., n_base:][..., order], first[..., n_base:])
+    close(second[..., :n_base], first[..., :n_base])
+
+
+@every_method
+@pytest.mark.parametrize("size", [1, 3])
+def test_chunks_do_not_matter(name: str, n_base: int, size: int) -> None:
+    p = problem(n_base=n_base)
+    parts = [some(p, slice(start, start + size)) for start in range(0, EPISODES, size)]
+    pieces = [quick(name).fit(task).logits(queries) for task, queries in parts]
+    close(torch.cat(pieces), answer(quick(name), p))
+
+
+@every_method
+def test_a_query_is_answered_whoever_else_asks(name: str, n_base: int) -> None:
+    p = problem(n_base=n_base)
+    solution = quick(name).fit(p.task)
+    few = Queries(*(part[:, 2:5] for part in (p.queries.features, p.queries.base_logits)))
+    assert p.queries.pictures is not None
+    few = dataclasses.replace(few, pictures=p.queries.pictures[:, 2:5])
+    close(solution.logits(few), solution.logits(p.queries)[:, 2:5])
+
+
+@every_method
+def test_an_empty_pile_gives_the_inductive_answer(name: str, n_base: int) -> None:
+    p = problem(n_base=n_base, pile_novel=0, pile_base=0)
+    assert p.task.unlabelled.shape[1] == 0
+    close(answer(quick(name), p), answer(NearestPrototype(), p))
+
+
+@every_method
+@pytest.mark.parametrize("shots", [(1, 1, 1), (1, 4, 2), (5, 5, 5)])
+def test_equal_and_unequal_shots(name: str, n_base: int, shots: tuple[int, ...]) -> None:
+    assert torch.isfinite(answer(quick(name), problem(shots, n_base=n_base))).all()
+
+
+@every_method
+@pytest.mark.parametrize(("novel", "base"), [(4, 0), (0, 4), (1, 0)])
+def test_piles_of_one_kind(name: str, n_base: int, novel: int, base: int) -> None:
+    p = problem(pile_novel=novel, pile_base=base, n_base=n_base)
+    logits = answer(quick(name), p)
+    assert torch.isfinite(logits).all()
+
+
+@every_method
+def test_a_pile_of_one_picture(name: str, n_base: int) -> None:
+    p = problem(n_base=n_base)
+    assert p.task.pictures is not None
+    one = dataclasses.replace(
+        p.task,
+        unlabelled=p.task.unlabelled[:, :1],
+        base_unlabelled=p.task.base_unlabelled[:, :1],
+        pictures=dataclasses.replace(p.task.pictures, unlabelled=p.task.pictures.unlabelled[:, :1]),
+    )
+    assert torch.isfinite(quick(name).fit(one).logits(p.queries)).all()
+
+
+@every_method
+def test_a_repeated_picture_does_no_harm(name: str, n_base: int) -> None:
+    once, twice = (problem(n_base=n_base, shots=(2, 2, 2), repeated=r) for r in (0, 1))
+    right = [
+        (answer(quick(name), p).argmax(-1) == p.answers).double().mean() for p in (once, twice)
+    ]
+    assert right[1] >= right[0] - 0.1
+
+
+@every_method
+def test_the_size_of_features_does_not_matter(name: str, n_base: int) -> None:
+    if method_spec(name).method.moves_network:
+        pytest.skip("features are the network's own")
+    p = problem(n_base=n_base)
+    larger = dataclasses.replace(
+        p,
+        task=dataclasses.replace(
+            p.task, support=7 * p.task.support, unlabelled=7 * p.task.unlabelled
+        ),
+        queries=dataclasses.replace(p.queries, features=7 * p.queries.features),
+    )
+    close(answer(quick(name), larger), answer(quick(name), p))
+
+
+@every_method
+def test_inputs_are_left_alone(name: str, n_base: int) -> None:
+    p = problem(n_base=n_base)
+    network = world().network
+    tensors = [v for o in (p.task, p.task.pictures, p.queries) for v in vars(o).values()]
+    tensors = [v for v in tensors if isinstance(v, Tensor)] + list(network.start.values())
+    before = [tensor.clone() for tensor in tensors]
+    answer(quick(name), p)
+    assert all(torch.equal(a, b) for a, b in zip(before, tensors, strict=True))
+
+
+@every_method
+def test_degenerate_features(name: str, n_base: int) -> None:
+    p = problem(n_base=n_base, plain=True)
+    assert torch.isfinite(answer(quick(name), p)).all(), "all features equal"
+    if method_spec(name).method.moves_network:
+        return
+    empty = dataclasses.replace(
+        p,
+        task=dataclasses.replace(
+            p.task,
+            support=torch.zeros_like(p.task.support),
+            unlabelled=torch.zeros_like(p.task.unlabelled),
+            base_unlabelled=torch.zeros_like(p.task.base_unlabelled),
+        ),
+        queries=dataclasses.replace(
+            p.queries,
+            features=torch.zeros_like(p.queries.features),
+            base_logits=torch.zeros_like(p.queries.base_logits),
+        ),
+    )
+    assert torch.isfinite(answer(quick(name), empty)).all(), "all features zero"
+
+
+# --- the registry ---
+
+
+def test_the_registry_names_the_papers_methods() -> None:
+    assert {
+        "nearest-prototype",
+        "meta-inc-baseline",
+        "+pr",
+        "+pr+bias",
+        "+graph",
+        "+fixmatch",
+        "proposed-without-adaptation",
+        "proposed",
+        "soft-k-means",
+        "masked-soft-k-means",
+    } <= set(methods())
+    with pytest.raises(FewgraftError, match="Did you mean 'proposed'"):
+        method_spec("proposd")
+    with pytest.raises(FewgraftError, match="Did you mean 'steps'"):
+        method_spec("+pr").method.changed(step=3)
+
+
+@pytest.mark.parametrize("name", list(methods()))
+def test_what_may_be_searched_exists(name: str) -> None:
+    method = method_spec(name).method
+    for key, values in method.search.items():
+        for value in values:
+            assert getattr(method.changed(**{key: value}), key) == value
+
+
+# --- single methods ---
+
+
+def test_propagation_solves_the_same_problem_sparse_and_dense() -> None:
+    rng = torch.Generator().manual_seed(0)
+    vertices = torch.nn.functional.normalize(
+        torch.randn(2, 40, 8, generator=rng, dtype=torch.float64), dim=-1
+    )
+    places, edges = nearest_vertices(vertices, vertices, 5, 3.0, skip=True)
+    labels = torch.eye(40, 6, dtype=torch.float64)
+    dense, sparse = (
+        solve(places, edges, labels, 0.99) for solve in (dense_solution, sparse_solution)
+    )
+    torch.testing.assert_close(dense, sparse, rtol=1e-4, atol=1e-6)
+    for e in range(2):  # the definition, with an inverse
+        a = torch.zeros(40, 40, dtype=torch.float64)
+        for i in range(40):
+            for j in range(40):
+                others = sorted(
+                    (k for k in range(40) if k != i),
+                    key=lambda k: -float(vertices[e, i] @ vertices[e, k]),
+                )
+                if j in others[:5]:
+                    a[i, j] = max(0.0, float(vertices[e, i] @ vertices[e, j])) ** 3
+        a = (a + a.T) / 2
+        scale = a.sum(1).pow(-0.5)
+        f = torch.linalg.inv(torch.eye(40) - 0.99 * scale[:, None] * a * scale) @ labels
+        torch.testing.assert_close(dense[e], f / f.sum(1, keepdim=True), rtol=1e-6, atol=1e-9)
+
+
+def test_a_large_pile_is_solved_sparsely_to_the_same_answer() -> None:
+    p = problem(shots=(2, 2, 2))
+    close(answer(LabelPropagation(dense_up_to=0), p), answer(LabelPropagation(), p))
+
+
+def test_soft_k_means_against_a_plain_loop() -> None:
+    p = problem(n_base=0, shots=(2, 1, 1))
+    got = SoftKMeans(steps=2, scale=3.0).fit(p.task).novel
+    for e in range(EPISODES):
+        s = [row / row.norm() for row in p.task.support[e]]
+        u = [row / row.norm() for row in p.task.unlabelled[e]]
+        labels = p.task.labels[e].tolist()
+        means = []
+        for way in range(WAYS):
+            mean = torch.stack([x for x, y in zip(s, labels, strict=True) if y == way]).mean(0)
+            means.append(mean / mean.norm())
+        for _ in range(2):
+            sums = [sum(x for x, y in zip(s, labels, strict=True) if y == way) for way in range(3)]
+            for x in u:
+                closeness = torch.stack([(-3.0 * (x - m).square().sum()).exp() for m in means])
+                for way in range(WAYS):
+                    sums[way] = sums[way] + closeness[way] / closeness.sum() * x
+            means = [total / total.norm() for total in sums]
+        torch.testing.assert_close(got[e], torch.stack(means), rtol=1e-4, atol=1e-4)
+
+
+def test_the_mask_keeps_far_pictures_out() -> None:
+    distances = torch.tensor([[[0.2, 1.8], [0.3, 1.9], [1.9, 0.4]]])
+    mask = MaskedSoftKMeans(threshold=1.0, slope=20.0).mask(distances)
+    assert (mask[0, :2, 0] > 0.99).all()
+    assert mask[0, 2, 0] < 0.01
+    assert mask[0, 2, 1] > 0.99
+
+
+def test_methods_that_move_the_network_say_what_they_need() -> None:
+    p = problem()
+    blind = dataclasses.replace(p.task, pictures=None)
+    for name in ("proposed", "+fixmatch"):
+        with pytest.raises(FewgraftError, match="needs the model"):
+            method_spec(name).method.fit(blind)
+    solution = quick("proposed").fit(p.task)
+    with pytest.raises(FewgraftError, match="needs pictures"):
+        solution.logits(dataclasses.replace(p.queries, pictures=None))
+
+
+def test_adaptation_without_a_rate_is_refinement() -> None:
+    p = problem(shots=(2, 2, 2))
+    still = quick("proposed").changed(lr=0.0, momentum=0.0)
+    close(answer(still, p), answer(method_spec("proposed-without-adaptation").method, p))
+    assert not torch.allclose(answer(quick("proposed").changed(lr=0.1), p), answer(still, p))
