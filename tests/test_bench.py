@@ -235,7 +235,8 @@ def command(*words: str, home: Path) -> subprocess.Popen[str]:
 
 def test_killed_in_the_midst_of_a_slow_row_it_goes_on(tmp_path: Path) -> None:
     """kill -9 after the first chunk; the same command uses that chunk and ends as if unbroken."""
-    words = "run icons --methods proposed --settings s2i --shots 1 --episodes 15".split()
+    words = ["run", "icons", "--methods", "proposed", "--settings", "s2i", "--shots", "1"]
+    words += ["--episodes", "15"]
     out = tmp_path / "my results"
     first = command(*words, "--out", str(out), home=tmp_path / "home")
     parts = out / "scores"

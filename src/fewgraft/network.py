@@ -48,7 +48,7 @@ def divided(backbone: nn.Module, moves: str) -> tuple[nn.Module, nn.Module]:
     if not isinstance(backbone, nn.Sequential) or len(backbone) < 3:
         raise FewgraftError(
             "this backbone is not a sequence of blocks, so its last block cannot move alone",
-            'Set moves = "all".',
+            'Set metatraining.moves = "all".',
         )
     return backbone[:-2], backbone[-2:]  # the last one is the average
 
@@ -59,7 +59,7 @@ class Network:
     def __init__(self, model: CosineModel, pictures: Pixels, moves: str = "last-block") -> None:
         self.model = model.eval()
         self._pictures = pictures
-        self._lower, self._upper = divided(model.backbone, moves)
+        self.lower, self._upper = divided(model.backbone, moves)
         self._kept: dict[View, _Kept] = {}
         trained_with = model.card.recipe.get("pretraining", {}).get("augmentation", {})
         self.weak = Augmentation.model_validate(trained_with)
@@ -83,7 +83,7 @@ class Network:
         pixels = torch.from_numpy(np.array(self._pictures[block * _BLOCK : (block + 1) * _BLOCK]))
         rng = torch.Generator().manual_seed(int(KeyStream(view.number, block).keys(1)[0] >> 1))
         pixels = augment(pixels, view.how, rng)
-        activations: Tensor = self._lower(
+        activations: Tensor = self.lower(
             self.model.prepare(pixels.flip(2) if view.mirrored else pixels)
         )
         return activations
@@ -116,7 +116,9 @@ class _Kept:
     def put(self, block: int, activations: Tensor) -> None:
         if not self.there.any():
             shape = (self._total, *activations.shape[1:])
-            self._values = torch.empty(shape, memory_format=_layout(activations))
+            self._values = torch.empty(
+                shape, memory_format=_layout(activations), device=activations.device
+            )
         self._values[block * _BLOCK :][: len(activations)] = activations
         self.there[block] = True
 

@@ -19,6 +19,7 @@ from fewgraft.draws import KeyStream
 from fewgraft.episodes import Answers, Episodes, EpisodeSettings, Pools, sample_episodes
 from fewgraft.errors import FewgraftError
 from fewgraft.model import CosineModel
+from fewgraft.network import MIRRORED, Network
 from fewgraft.prototypes import Refinement, cosine_logits, joint_logits, without_columns
 from fewgraft.training.phase import Phase, Share
 from fewgraft.training.recipe import Metatraining, Recipe
@@ -155,31 +156,17 @@ def _join_answers(parts: Sequence[Answers]) -> Answers:
 
 
 class _Embedder:
-    """Features of pictures by index; what does not move is computed once and kept.
+    """Features of pictures by index; with `moves = "last-block"` what lies below it is kept.
 
-    With `moves = "last-block"` the activations below the last block are kept for every picture that
-    training or validation can ask for, mirrored too if the augmentation mirrors.
+    Kept activations can be those of the mirrored picture; any other augmentation needs "all".
     """
 
     def __init__(self, model: CosineModel, store: ImageStore, how: Metatraining) -> None:
         self._model = model
         self._store = store
         self._how = how
-        self._device = model.weight.device
-        self.lower, self._upper = _divided(model.backbone, how.moves)
-        self._kept: dict[bool, Tensor] = {}
-        if how.moves == "last-block":
-            for mirrored in (False, True) if how.augmentation.mirror else (False,):
-                self._kept[mirrored] = self._activations(mirrored)
-
-    @torch.no_grad()
-    def _activations(self, mirrored: bool, batch: int = 256) -> Tensor:
-        self._model.eval()
-        kept = []
-        for start in range(0, len(self._store), batch):
-            pixels = torch.from_numpy(self._store.pictures[start : start + batch].copy())
-            kept.append(self.lower(self._model.prepare(pixels.flip(2) if mirrored else pixels)))
-        return torch.cat(kept)
+        self._network = Network(model, store.pictures, how.moves)
+        self.lower = self._network.lower
 
     def __call__(self, pictures: Tensor, seed: int, step: int, share: Share) -> Tensor:
         """Features [E, n, d] of augmented pictures [E, n]; each episode has its own randomness."""
@@ -188,39 +175,25 @@ class _Embedder:
             number = step * self._how.episodes + row * share.of + share.number
             key = int(KeyStream(seed, number).keys(1)[0] >> 1)
             below.append(self._below(indices, torch.Generator().manual_seed(key)))
-        features: Tensor = self._upper(torch.cat(below))
-        return features.view(*pictures.shape, -1)
+        return self._network.above(torch.cat(below)).view(*pictures.shape, -1)
 
     def _below(self, indices: Tensor, rng: torch.Generator) -> Tensor:
         """What enters the moving part."""
-        if self._kept:
-            if True not in self._kept:
-                return self._kept[False][indices]
-            turned = (torch.rand(len(indices), 1, 1, 1, generator=rng) < 0.5).to(self._device)
-            return torch.where(turned, self._kept[True][indices], self._kept[False][indices])
-        pixels = torch.from_numpy(self._store.pictures[indices.numpy()])
-        return self._model.prepare(augment(pixels, self._how.augmentation, rng))
+        if self._how.moves == "all":
+            pixels = torch.from_numpy(self._store.pictures[indices.numpy()])
+            return self._model.prepare(augment(pixels, self._how.augmentation, rng))
+        plain = self._network.below(indices)
+        if not self._how.augmentation.mirror:
+            return plain
+        turned = torch.rand(len(indices), 1, 1, 1, generator=rng) < 0.5
+        return torch.where(turned.to(plain.device), self._network.below(indices, MIRRORED), plain)
 
     def plain(self, indices: Tensor, batch: int = 256) -> Tensor:
         """Features [n, d] without augmentation."""
-        parts = []
-        for some in torch.split(indices, batch):
-            if self._kept:
-                below = self._kept[False][some]
-            else:
-                pixels = torch.from_numpy(self._store.pictures[some.numpy()])
-                below = self._model.prepare(pixels)
-            parts.append(self._upper(below))
+        parts = [self._network.above(self._fixed(some)) for some in torch.split(indices, batch)]
         return torch.cat(parts)
 
-
-def _divided(backbone: nn.Module, moves: str) -> tuple[nn.Module, nn.Module]:
-    """The part that stays and the part that moves."""
-    if moves == "all":
-        return nn.Identity(), backbone
-    if not isinstance(backbone, nn.Sequential) or len(backbone) < 3:
-        raise FewgraftError(
-            "this backbone is not a sequence of blocks, so its last block cannot move alone",
-            'Set metatraining.moves = "all".',
-        )
-    return backbone[:-2], backbone[-2:]  # the last one is the average
+    def _fixed(self, indices: Tensor) -> Tensor:
+        if self._how.moves == "last-block":
+            return self._network.below(indices)
+        return self._model.prepare(torch.from_numpy(self._store.pictures[indices.numpy()]))
