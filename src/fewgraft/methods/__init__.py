@@ -1,12 +1,16 @@
 """Methods by name, one file a paper.
 
-A file in this folder that defines `METHODS` adds to the registry: nothing else has to be edited.
+A file in this folder that defines `METHODS` adds to the registry: nothing else has to be edited. A
+file anywhere else can be used by its path instead of a name.
 """
 
 import importlib
+import importlib.util
 import pkgutil
+import sys
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 
 from fewgraft.errors import FewgraftError, nearest
 from fewgraft.methods.base import MethodSpec
@@ -22,7 +26,28 @@ def methods() -> Mapping[str, MethodSpec]:
 
 
 def method_spec(name: str) -> MethodSpec:
-    """The method of that name, or an error with the nearest one."""
+    """The method of that name or in that file, or an error with the nearest name."""
+    if name.endswith(".py"):
+        return _from_file(Path(name))
     if name not in methods():
         raise FewgraftError(f"there is no method '{name}'", nearest(name, methods()))
     return methods()[name]
+
+
+@cache
+def _from_file(path: Path) -> MethodSpec:
+    """The one method that a file of the user's own defines."""
+    if not path.is_file():
+        raise FewgraftError(f"there is no file {path}", "Give a method's name or a Python file.")
+    found = importlib.util.spec_from_file_location(path.stem, path)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules[path.stem] = module  # dataclasses look their module up
+    found.loader.exec_module(module)
+    specs: tuple[MethodSpec, ...] = getattr(module, "METHODS", ())
+    if len(specs) != 1:
+        raise FewgraftError(
+            f"{path} defines {len(specs)} methods", "It needs METHODS = (MethodSpec(...),)."
+        )
+    return specs[0]
