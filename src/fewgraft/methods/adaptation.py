@@ -6,8 +6,9 @@ contrast between two views of the pile, and distillation of the pile's predictio
 as it was. Then compute the prototypes again, refine, and answer.
 
 The paper distils base-class predictions only (`columns = "base"`), which holds no border between
-base and novel classes; `columns = "all"` distils the refined joint classifier instead. Weights,
-temperatures, rate and steps are ours, chosen on validation episodes.
+base and novel classes; `columns = "all"` distils the refined joint classifier instead, which may
+see the mean of several views of each picture (`teacher_views`). Weights, temperatures, rate and
+steps are ours, chosen on validation episodes.
 """
 
 import dataclasses
@@ -16,13 +17,12 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, normalize
 
 from fewgraft.methods.base import Method, MethodSpec, Task
 from fewgraft.methods.losses import distillation, nt_xent
 from fewgraft.methods.moving import Moved, MovedSolution, batches, descend, pictures_of
-from fewgraft.methods.prototype_refinement import PrototypeRefinement
-from fewgraft.network import View
+from fewgraft.network import PLAIN, Network, Parameters, View
 from fewgraft.prototypes import Refinement, cosine_logits, prototypes, refine
 
 
@@ -42,6 +42,7 @@ class Adaptation(Method):
     tau_ctr: float = 0.1  # τ₁
     tau_dst: float = 1.0  # τ₂
     columns: Literal["base", "all"] = "all"  # what is distilled
+    teacher_views: int = 0  # augmented views that the teacher sees beside the picture itself
     steps: int = 10
     lr: float = 5e-3
     momentum: float = 0.9
@@ -50,24 +51,20 @@ class Adaptation(Method):
 
     def fit(self, task: Task) -> MovedSolution:
         """Every episode starts anew."""
-        refined = PrototypeRefinement(self.refinement_steps, self.alpha, self.temperature)
-        novel = refined.fit(task).novel
-        episodes = [self._episode(task, e, novel[e]) for e in range(len(task))]
+        episodes = [self._episode(task, e) for e in range(len(task))]
         return MovedSolution(pictures_of(task).network, episodes, task.gamma)
 
-    def _episode(self, task: Task, e: int, novel: Tensor) -> Moved:
-        """`novel` [N, d] are the prototypes as refinement left them."""
+    def _episode(self, task: Task, e: int) -> Moved:
         pictures = pictures_of(task)
-        pile = pictures.unlabelled[e]
-        moved = Moved.start(pictures.network, task.weights, novel)
+        network, pile = pictures.network, pictures.unlabelled[e]
+        support, unlabelled = (
+            mean_view(network, part, self.teacher_views) for part in (pictures.support[e], pile)
+        )
+        novel = self._refined(task, e, support, unlabelled, task.weights)
+        moved = Moved.start(network, task.weights, novel)
         if len(pile):
-            teacher = torch.cat(
-                [
-                    task.base_unlabelled[e],
-                    cosine_logits(task.unlabelled[e], novel, task.gamma),
-                ],
-                dim=-1,
-            )
+            with torch.no_grad():
+                teacher = moved.logits(unlabelled, task.gamma)
             batch = batches(len(pile), self.batch, int(task.numbers[e]))
             descend(
                 moved,
@@ -76,47 +73,62 @@ class Adaptation(Method):
                 self.lr,
                 self.momentum,
             )
-        return self._answering(task, e, moved)
+        settled = moved.settled()
+        support, unlabelled = (
+            mean_view(network, part, 0, settled.parameters) for part in (pictures.support[e], pile)
+        )
+        answering = self._refined(task, e, support, unlabelled, settled.base)
+        return dataclasses.replace(settled, novel=answering)
 
     def _loss(
         self, task: Task, e: int, moved: Moved, teacher: Tensor, places: Tensor, step: int
     ) -> Tensor:
         """w_cls·L_cls + w_ctr·L_ctr + w_dst·L_dst on one batch of the pile."""
         pictures = pictures_of(task)
-        network, support = pictures.network, pictures.support[e]
+        network, n_base = pictures.network, len(task.weights)
         chosen = pictures.unlabelled[e][places]
         one, other = (View(network.weak, (step + turn) % self.views) for turn in (0, 1))
-        seen = [network.below(support), network.below(chosen, one), network.below(chosen, other)]
+        seen = [
+            network.below(pictures.support[e]),
+            network.below(chosen, one),
+            network.below(chosen, other),
+        ]
         features = network.above(torch.cat(seen), moved.parameters)
         few, first, second = torch.split(features, [len(part) for part in seen])
-        n_base = len(task.weights)
-        width = n_base if self.columns == "base" else n_base + task.ways
-        students = moved.logits(torch.cat([first, second]), task.gamma)[:, :width]
-        teachers = teacher[places, :width].repeat(2, 1)
-        loss = self.w_cls * cross_entropy(moved.logits(few, task.gamma), task.labels[e] + n_base)
+        answers = moved.logits(few, task.gamma)
+        loss = self.w_cls * cross_entropy(answers, task.labels[e] + n_base)
         loss = loss + self.w_ctr * nt_xent(first, second, self.tau_ctr)
+        width = n_base + (task.ways if self.columns == "all" else 0)
         if width:
+            students = moved.logits(torch.cat([first, second]), task.gamma)[:, :width]
+            teachers = teacher[places, :width].repeat(2, 1)
             loss = loss + self.w_dst * distillation(students, teachers, self.tau_dst)
         return loss
 
     @torch.no_grad()
-    def _answering(self, task: Task, e: int, moved: Moved) -> Moved:
-        """Prototypes and refinement on the adapted features."""
-        pictures = pictures_of(task)
-        network = pictures.network
-        support = network.features(pictures.support[e], moved.parameters)[None]
+    def _refined(
+        self, task: Task, e: int, support: Tensor, unlabelled: Tensor, weights: Tensor
+    ) -> Tensor:
+        """W_n [N, d] of one episode, from features [S, d] and [U, d]."""
         labels = task.labels[e : e + 1]
-        novel = prototypes(support, labels, task.ways)
-        if pictures.unlabelled.shape[1]:
-            pile = network.features(pictures.unlabelled[e], moved.parameters)[None]
-            base = cosine_logits(pile, moved.base, task.gamma)
-            novel = refine(novel, support, labels, pile, base, task.gamma, self._how())
-        return dataclasses.replace(moved.settled(), novel=novel[0])
+        novel = prototypes(support[None], labels, task.ways)
+        if len(unlabelled):
+            base = cosine_logits(unlabelled[None], weights, task.gamma)
+            how = Refinement(self.refinement_steps, self.alpha, self.temperature)
+            novel = refine(novel, support[None], labels, unlabelled[None], base, task.gamma, how)
+        return novel[0]
 
-    def _how(self) -> Refinement:
-        return Refinement(
-            steps=self.refinement_steps, alpha=self.alpha, temperature=self.temperature
-        )
+
+@torch.no_grad()
+def mean_view(
+    network: Network, pictures: Tensor, views: int, parameters: Parameters | None = None
+) -> Tensor:
+    """Directions [n, d] of pictures [n], averaged over the picture itself and augmented views."""
+    if len(pictures) == 0:
+        return network.features(pictures)
+    kinds = [PLAIN, *(View(network.weak, number) for number in range(views))]
+    features = [network.above(network.below(pictures, kind), parameters) for kind in kinds]
+    return torch.stack([normalize(part, dim=-1) for part in features]).mean(0)
 
 
 METHODS = (MethodSpec("proposed", "Proposed", Adaptation(), "algorithm-2", rank=7),)
