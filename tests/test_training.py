@@ -30,12 +30,20 @@ from fewgraft.data.store import ImageStore
 from fewgraft.errors import FewgraftError
 from fewgraft.model import CosineModel, load_model, new_model
 from fewgraft.training.checkpoint import Progress, load_checkpoint, save_checkpoint
+from fewgraft.training.distil import Distil
 from fewgraft.training.log import RunLog
 from fewgraft.training.loop import learning_rate, make_optimiser
 from fewgraft.training.metatrain import Metatrain
 from fewgraft.training.phase import Share
 from fewgraft.training.pretrain import Pretrain
-from fewgraft.training.recipe import Optimisation, Recipe, Rotation, load_recipe, recipe_names
+from fewgraft.training.recipe import (
+    Distillation,
+    Optimisation,
+    Recipe,
+    Rotation,
+    load_recipe,
+    recipe_names,
+)
 from fewgraft.training.report import draw_curves, summary
 from fewgraft.training.run import train
 
@@ -197,6 +205,10 @@ def test_pretraining_loss_is_the_cross_entropy(colours: ImageStore, recipe: Reci
     assert accuracy == pytest.approx(right / len(terms))
 
 
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
 def with_pretraining(recipe: Recipe, **changes: object) -> Recipe:
     section = recipe.pretraining.model_copy(update=changes)
     return recipe.model_copy(update={"pretraining": section})
@@ -252,6 +264,46 @@ def test_the_step_may_be_kept_for_either_group_apart(colours: ImageStore, recipe
     assert figures["score"] == pytest.approx(expected)
     joint = Pretrain(small_model(colours).eval(), colours, recipe).validate()
     assert joint["score"] == pytest.approx((joint["acc_1"] + joint["acc_2"]) / 2)
+
+
+def test_distillation_weighs_labels_against_the_teachers_answers(
+    colours: ImageStore, recipe: Recipe
+) -> None:
+    how = Distillation(**recipe.pretraining.model_dump(), weight=0.25, temperature=2.0)
+    student, teacher = small_model(colours).eval(), small_model(colours).eval()
+    with torch.no_grad():
+        student.weight += 0.5 * torch.randn(student.weight.shape, generator=generator(1))
+    phase = Distil(student, teacher, colours, recipe, how)
+    pictures, labels = phase._batch(3, Share(), generator(2))
+    with torch.no_grad():
+        logits = student(pictures)
+        found = phase._class_loss(logits, labels, pictures).item()
+        total = 0.0
+        for picture, row, label in zip(pictures, logits.tolist(), labels.tolist(), strict=True):
+            both = teacher.embed(torch.stack([picture, picture.flip(2)]))
+            mean = (both / both.norm(dim=1, keepdim=True)).mean(0)
+            weights = teacher.weight / teacher.weight.norm(dim=1, keepdim=True)
+            soft = (teacher.gamma * weights @ (mean / mean.norm()) / 2).softmax(0).tolist()
+            hard = math.log(sum(math.exp(v) for v in row)) - row[label]
+            scale = math.log(sum(math.exp(v / 2) for v in row))
+            total += 0.75 * hard + 0.25 * sum(
+                p * (scale - v / 2) for p, v in zip(soft, row, strict=True)
+            )
+    assert found == pytest.approx(total / len(labels), rel=1e-4)
+
+
+def test_a_run_with_distillation_teaches_itself(
+    colours: ImageStore, recipe: Recipe, tmp_path: Path
+) -> None:
+    short = recipe.pretraining.model_copy(update={"steps": 4, "validate_every": 4})
+    how = Distillation(**short.model_dump())
+    twice = recipe.model_copy(update={"pretraining": short, "distillation": how})
+    metrics = train(twice, colours, tmp_path / "run", ["pre-trained"])
+    assert set(metrics) == {"teacher", "pre-trained"}
+    first, second = (load_model(tmp_path / "run" / name) for name in metrics)
+    assert (first.card.stage, second.card.stage) == ("teacher", "pre-trained")
+    assert not torch.equal(first.weight, second.weight)
+    assert (tmp_path / "run" / "distillation.jsonl").exists()
 
 
 def plain_episode_loss(

@@ -64,7 +64,7 @@ class Metatrain(Phase):
         self, model: CosineModel, store: ImageStore, recipe: Recipe, algorithm: Algorithm
     ) -> None:
         self.model = model
-        self.name = self.stage = f"algorithm-{algorithm}"
+        self.name = f"algorithm-{algorithm}"
         self._how = recipe.metatraining
         self._seed = recipe.seed
         self._refinement = self._how.refinement if algorithm == 2 else None

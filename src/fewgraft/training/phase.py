@@ -21,7 +21,6 @@ class Phase(ABC):
     """Everything random in `loss` is a function of the recipe's seed and the step."""
 
     name: str
-    stage: str  # what the model is called afterwards
     steps: int
     validate_every: int
     optimisation: Optimisation

@@ -15,7 +15,7 @@ from fewgraft.draws import Indices, KeyStream
 from fewgraft.model import CosineModel, embed_all
 from fewgraft.prototypes import cosine_logits
 from fewgraft.training.phase import Phase, Share
-from fewgraft.training.recipe import Recipe
+from fewgraft.training.recipe import Pretraining, Recipe
 from fewgraft.training.validation import Validator
 
 
@@ -23,12 +23,17 @@ class Pretrain(Phase):
     """Supervised training, a batch a step."""
 
     name = "pretraining"
-    stage = "pre-trained"
 
-    def __init__(self, model: CosineModel, store: ImageStore, recipe: Recipe) -> None:
+    def __init__(
+        self,
+        model: CosineModel,
+        store: ImageStore,
+        recipe: Recipe,
+        how: Pretraining | None = None,
+    ) -> None:
         self.model = model
         self._store = store
-        self._how = recipe.pretraining
+        self._how = how or recipe.pretraining
         self._seed = recipe.seed
         self._pictures = store.indices(Part.BASE_TRAIN)
         self._validator = Validator(store, recipe, "incremental")
@@ -53,12 +58,17 @@ class Pretrain(Phase):
         features = self.model.embed(torch.cat([pictures, turned]))
         upright = features[: len(labels)]
         logits = cosine_logits(upright, self.model.weight, self.model.gamma)
-        loss = cross_entropy(logits, labels)
+        loss = self._class_loss(logits, labels, pictures)
         if self._turn_head is not None and self._how.rotation is not None:
             guesses = self._turn_head(features[len(labels) :])
             loss = loss + self._how.rotation.weight * cross_entropy(guesses, turns)
         accuracy = (logits.detach().argmax(1) == labels).float().mean().item()
         return loss, accuracy
+
+    def _class_loss(self, logits: Tensor, labels: Tensor, pictures: Tensor) -> Tensor:
+        """Of logits [b, N_b] against labels [b]; the pictures are for whoever wants to look."""
+        del pictures
+        return cross_entropy(logits, labels)
 
     def _turned(self, pictures: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         """The first pictures of the batch again, by quarter turns [m] in 0 … 3; m may be 0."""

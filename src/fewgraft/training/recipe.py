@@ -61,6 +61,17 @@ class Pretraining(_Section):
     selection: Literal["joint", "apart"] = "joint"
 
 
+class Distillation(Pretraining):
+    """A second pre-training that starts from the first and also learns from its soft answers.
+
+    Furlanello et al., "Born-again neural networks", ICML 2018; for few-shot features Tian et al.,
+    "Rethinking few-shot image classification", ECCV 2020.
+    """
+
+    weight: float = Field(default=0.5, ge=0, le=1)  # of the teacher's answers against the labels
+    temperature: float = Field(default=1.0, gt=0)
+
+
 class Metatraining(_Section):
     """Algorithms 1 and 2: episodes from novel/train and base/train."""
 
@@ -114,6 +125,7 @@ class Recipe(_Section):
     size: int | None = None  # of the stored pictures; None takes what is there
     checkpoint_every: int = Field(default=100, ge=1)  # steps
     pretraining: Pretraining
+    distillation: Distillation | None = None
     metatraining: Metatraining
     validation: Validation = Validation()
     evaluation: tuple[Chosen, ...] = ()

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-PHASES = {"pre-trained": "pretraining", "algorithm-1": "algorithm-1", "algorithm-2": "algorithm-2"}
+PHASES = ("pretraining", "distillation", "algorithm-1", "algorithm-2")
 COLUMNS = ("step", "acc_1", "delta_1", "acc_5", "delta_5", "b_b", "score")
 
 
@@ -28,21 +28,21 @@ def draw_curves(folder: Path) -> Path | None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    logs = {stage: folder / f"{phase}.jsonl" for stage, phase in PHASES.items()}
-    logs = {stage: path for stage, path in logs.items() if path.exists()}
+    logs = {phase: folder / f"{phase}.jsonl" for phase in PHASES}
+    logs = {phase: path for phase, path in logs.items() if path.exists()}
     if not logs:
         return None
     figure, axes = plt.subplots(
         2, len(logs), figsize=(4 * len(logs), 5), squeeze=False, layout="constrained"
     )
-    for column, (stage, path) in enumerate(logs.items()):
+    for column, (phase, path) in enumerate(logs.items()):
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         for axis, name in zip(axes[:, column], ("loss", "val_score"), strict=True):
             points = [(row["step"], row[name]) for row in rows if name in row]
             axis.plot(*zip(*points, strict=True), marker="." if name == "val_score" else "")
             axis.set_ylabel({"loss": "training loss", "val_score": "validation Acc, %"}[name])
             axis.grid(alpha=0.3)
-        axes[0, column].set_title(stage)
+        axes[0, column].set_title(phase)
         axes[1, column].set_xlabel("step")
     figure.savefig(folder / "curves.png", dpi=100)
     plt.close(figure)

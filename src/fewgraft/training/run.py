@@ -13,6 +13,7 @@ from fewgraft.data.store import ImageStore
 from fewgraft.errors import FewgraftError
 from fewgraft.model import CosineModel, load_model, new_model, save_model
 from fewgraft.training.checkpoint import Progress
+from fewgraft.training.distil import Distil
 from fewgraft.training.loop import train_phase
 from fewgraft.training.metatrain import Metatrain
 from fewgraft.training.phase import Phase
@@ -20,6 +21,7 @@ from fewgraft.training.pretrain import Pretrain
 from fewgraft.training.recipe import Recipe
 
 STAGES = ("pre-trained", "algorithm-1", "algorithm-2")
+TEACHER = "teacher"  # what comes before "pre-trained" where that is distilled
 
 
 def train(
@@ -33,6 +35,8 @@ def train(
     accelerator = accelerator or Accelerator(cpu=True)
     _check_size(recipe, store)
     folder.mkdir(parents=True, exist_ok=True)
+    if recipe.distillation and "pre-trained" in stages:
+        stages = [TEACHER, *stages]
     for stage in stages:
         target = folder / stage
         if not (target / "model.json").exists():
@@ -40,7 +44,7 @@ def train(
             run = f"{recipe.name} {recipe.hash} {stage} {store.manifest.content[:12]}"
             progress = train_phase(phase, folder, run, recipe.checkpoint_every, accelerator)
             if accelerator.is_main_process:
-                save_model(_with_card(phase, progress, recipe, store), target)
+                save_model(_with_card(phase, stage, progress, recipe, store), target)
         accelerator.wait_for_everyone()
     return {stage: load_model(folder / stage).card.metrics for stage in stages}
 
@@ -57,7 +61,10 @@ def _check_size(recipe: Recipe, store: ImageStore) -> None:
 def _phase(
     stage: str, recipe: Recipe, store: ImageStore, folder: Path, device: torch.device
 ) -> Phase:
-    if stage == "pre-trained":
+    if stage == "pre-trained" and recipe.distillation:
+        teacher, student = (load_model(folder / TEACHER).to(device) for _ in range(2))
+        return Distil(student, teacher, store, recipe, recipe.distillation)
+    if stage in (TEACHER, "pre-trained"):
         mean, std = channel_statistics(store)
         model = new_model(
             recipe.backbone,
@@ -81,11 +88,13 @@ def channel_statistics(store: ImageStore) -> tuple[list[float], list[float]]:
     return np.mean(pixels, axis=0).tolist(), np.std(pixels, axis=0).tolist()
 
 
-def _with_card(phase: Phase, progress: Progress, recipe: Recipe, store: ImageStore) -> CosineModel:
+def _with_card(
+    phase: Phase, stage: str, progress: Progress, recipe: Recipe, store: ImageStore
+) -> CosineModel:
     best = next(row for row in progress.history if row["step"] == progress.best_step)
     phase.model.card = phase.model.card.model_copy(
         update={
-            "stage": phase.stage,
+            "stage": stage,
             "data": f"{store.manifest.name} {store.manifest.content[:16]}",
             "recipe": recipe.model_dump(mode="json"),
             "metrics": {f"val_{name}": value for name, value in best.items()},

@@ -1,0 +1,49 @@
+"""Self-distillation: pre-training once more, the first network's soft answers beside the labels.
+
+What the first network holds for likely besides the right class tells how classes resemble each
+other, which is what features for classes never seen need.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, normalize
+
+from fewgraft.data.store import ImageStore
+from fewgraft.model import CosineModel
+from fewgraft.prototypes import cosine_logits
+from fewgraft.training.pretrain import Pretrain
+from fewgraft.training.recipe import Distillation, Recipe
+
+
+class Distil(Pretrain):
+    """Pre-training from the teacher's weights; the teacher itself does not move."""
+
+    name = "distillation"
+
+    def __init__(
+        self,
+        model: CosineModel,
+        teacher: CosineModel,
+        store: ImageStore,
+        recipe: Recipe,
+        how: Distillation,
+    ) -> None:
+        super().__init__(model, store, recipe, how)
+        self._teacher = teacher.eval()
+        self._weight, self._temperature = how.weight, how.temperature
+        self._mirror = how.augmentation.mirror
+
+    def _class_loss(self, logits: Tensor, labels: Tensor, pictures: Tensor) -> Tensor:
+        """Labels and the teacher's softened answers, weighted."""
+        answers = (self._answers(pictures) / self._temperature).softmax(-1)
+        soft = cross_entropy(logits / self._temperature, answers)
+        return (1 - self._weight) * cross_entropy(logits, labels) + self._weight * soft
+
+    @torch.no_grad()
+    def _answers(self, pictures: Tensor) -> Tensor:
+        """The teacher's logits [b, N_b]; it sees the mirror image too, where that is allowed."""
+        views = [pictures, pictures.flip(3)] if self._mirror else [pictures]
+        features = [normalize(self._teacher.embed(view), dim=-1) for view in views]
+        return cosine_logits(
+            torch.stack(features).mean(0), self._teacher.weight, self._teacher.gamma
+        )
