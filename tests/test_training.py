@@ -272,7 +272,7 @@ def test_distillation_weighs_labels_against_the_teachers_answers(
     how = Distillation(**recipe.pretraining.model_dump(), weight=0.25, temperature=2.0)
     student, teacher = small_model(colours).eval(), small_model(colours).eval()
     with torch.no_grad():
-        student.weight += 0.5 * torch.randn(student.weight.shape, generator=generator(1))
+        student.weight.add_(0.5 * torch.randn(student.weight.shape, generator=generator(1)))
     phase = Distil(student, teacher, colours, recipe, how)
     pictures, labels = phase._batch(3, Share(), generator(2))
     with torch.no_grad():
