@@ -5,11 +5,15 @@ from typing import Annotated
 
 import typer
 
+from fewgraft.cli import bench_tables
 from fewgraft.errors import FewgraftError
 
 app = typer.Typer(
     help="Evaluate methods on frozen episodes, and look at the results.", no_args_is_help=True
 )
+
+app.command()(bench_tables.table)
+app.command()(bench_tables.compare)
 
 RecipeArgument = Annotated[str, typer.Argument(help="Name of a recipe, or a TOML file.")]
 OutOption = Annotated[

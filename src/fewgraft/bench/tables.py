@@ -1,0 +1,761 @@
+"""Results in the layouts of the paper's tables, as plain data that four formats print.
+
+Rows of one table are answers to the same queries: at one seed, episode e has the same classes and
+queries in every setting, so that two rows are compared episode by episode. What is bold, and what
+has an arrow, is decided by these paired differences and not by intervals side by side.
+"""
+
+import csv
+import io
+import math
+import re
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, groupby
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table as RichTable
+from rich.text import Text
+from torch import Tensor
+
+from fewgraft.bench.results import Results, Row
+from fewgraft.bench.runner import makes_sense
+from fewgraft.episodes import SETTINGS
+from fewgraft.errors import FewgraftError, nearest
+from fewgraft.methods import methods
+from fewgraft.metrics import Interval, Paired, Scores, interval, paired
+
+MISSING = "–"
+BASELINE = ("meta-inc-baseline", "incremental")
+MAIN = {
+    "incremental": "Incremental FSL (inductive)",
+    "s2i-transductive": "S²I-FSL (transductive)",
+    "s2i": "S²I-FSL (semi-supervised)",
+}
+REGULAR = {
+    "fsl": "FSL (inductive)",
+    "transductive-fsl": "Transductive FSL",
+    "semi-fsl": "Semi-supervised FSL",
+}
+# Each row has one component more than the row before.
+ABLATION = (BASELINE, *((m, "s2i") for m in ("+pr", "proposed-without-adaptation", "proposed")))
+COMPONENTS = ("Proto refine", "Fake unlabelled", "Model adapt")
+NAMES = {
+    "acc": "Acc",
+    "delta": "Δ",
+    "b_all": "b/all",
+    "n_all": "n/all",
+    "b_b": "b/b",
+    "n_n": "n/n",
+    "harmonic": "H",
+}
+Key = tuple[str, str, int]  # method, setting, shots
+
+
+# ------------------------------------------------------------------------------------ plain data
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column; neighbours of the same group share a line above their names."""
+
+    name: str
+    group: str = ""
+    numeric: bool = True
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What stands in a place of a table."""
+
+    text: str
+    bold: bool = False
+    mark: str = ""  # an arrow behind the text
+    value: Interval | None = None  # the number itself, as a share
+
+
+@dataclass(frozen=True)
+class Section:
+    """Rows that compete with each other."""
+
+    title: str
+    rows: tuple[tuple[Cell, ...], ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table before it is printed."""
+
+    title: str
+    columns: tuple[Column, ...]
+    sections: tuple[Section, ...]
+    note: str
+
+
+# --------------------------------------------------------------------------------- choosing rows
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which rows a table is made of; None takes whatever is there."""
+
+    episodes: int | None = None
+    split: str | None = None
+    seed: int | None = None
+    shots: int | None = None  # the detailed table shows 5 unless told
+    setting: str = "s2i"  # of the detailed table
+
+    def takes(self, row: Row) -> bool:
+        """Whether a row is among them."""
+        asked = (self.episodes, self.split, self.seed, self.shots)
+        there = (row.episodes, row.split, row.episode_settings["seed"], row.shots)
+        return all(a is None or a == t for a, t in zip(asked, there, strict=True))
+
+    @property
+    def options(self) -> str:
+        """As `bench run` is told."""
+        given = {name: getattr(self, name) for name in ("shots", "episodes", "split", "seed")}
+        return "".join(f" --{name} {value}" for name, value in given.items() if value is not None)
+
+
+class NoRowsError(FewgraftError):
+    """A table that has nothing to show yet."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row with its per-episode scores."""
+
+    row: Row
+    scores: Scores
+
+    def merit(self, metric: str) -> Tensor:
+        """[E] per-episode values of which a larger one is better: Δ is better nearer 0."""
+        values: Tensor = getattr(self.scores, metric)
+        return -values.abs() if metric == "delta" else values
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The entries of one table."""
+
+    entries: Mapping[Key, Entry]
+
+    @property
+    def rows(self) -> list[Row]:
+        """Of all entries."""
+        return [entry.row for entry in self.entries.values()]
+
+    @property
+    def shots(self) -> list[int]:
+        """Numbers of shots, smallest first."""
+        return sorted({row.shots for row in self.rows})
+
+    def by_shots(self, method: str, setting: str) -> dict[int, Entry]:
+        """The entries of a line."""
+        found = {k: self.entries.get((method, setting, k)) for k in self.shots}
+        return {k: entry for k, entry in found.items() if entry}
+
+    def methods(self, setting: str) -> list[str]:
+        """In the order of the registry: the setting's, and those that only other settings have yet.
+
+        Nothing where the setting has not a single row.
+        """
+        seen = {method for method, _, _ in self.entries}
+        here = {method for method, there, _ in self.entries if there == setting}
+        known = methods()
+        listed = [
+            name
+            for name, spec in known.items()
+            if name in here or (here and name in seen and makes_sense(spec, setting))
+        ]
+        return listed + sorted(here - set(known))
+
+
+def _choose(
+    results: Results, choice: Choice, wanted: Callable[[Row], bool], command: str
+) -> Chosen:
+    """The last row of each (method, setting, shots), provided that all can be compared."""
+    rows = results.rows()
+    last = {(r.method, r.setting, r.shots): r for r in rows if choice.takes(r) and wanted(r)}
+    if not last:
+        raise _no_rows(results, choice, command)
+    _refuse_mixture(list(last.values()))
+    return Chosen({key: Entry(row, results.scores(row)) for key, row in last.items()})
+
+
+def _no_rows(results: Results, choice: Choice, command: str) -> NoRowsError:
+    """With the command that makes them."""
+    options = choice.options
+    recipe = next((row.recipe for row in results.rows()), "RECIPE")
+    out = shlex.quote(str(results.folder))
+    return NoRowsError(
+        f"{results.folder} has no rows for this table{options and ' with'}{options}",
+        f"Make them: fewgraft bench run {recipe} {command}{options} --out {out}",
+    )
+
+
+@dataclass(frozen=True)
+class _Fact:
+    """Something that rows must share to have the same queries."""
+
+    name: str
+    of: Callable[[Row], object]
+    hint: str
+
+
+_OWN_FOLDER = "Keep them in folders of their own (fewgraft bench run ... --out FOLDER)."
+_FACTS = (
+    _Fact("data sets", lambda row: f"{row.data} ({row.content[:8]})", _OWN_FOLDER),
+    _Fact("splits", lambda row: row.split, "Choose one with --split."),
+    _Fact("numbers of episodes", lambda row: row.episodes, "Choose one with --episodes."),
+    _Fact("seeds", lambda row: row.episode_settings["seed"], "Choose one with --seed."),
+    _Fact("numbers of classes", lambda row: row.ways, _OWN_FOLDER),
+    _Fact("numbers of queries", lambda row: row.episode_settings["queries"], _OWN_FOLDER),
+    _Fact("numbers of base queries", lambda row: row.episode_settings["base_queries"], _OWN_FOLDER),
+)
+_SHOTS = _Fact("shots", lambda row: row.shots, "")
+
+
+def _values(fact: _Fact, rows: Iterable[Row]) -> list[object]:
+    return list(dict.fromkeys(fact.of(row) for row in rows))
+
+
+def _refuse_mixture(rows: Sequence[Row]) -> None:
+    for fact in _FACTS:
+        values = _values(fact, rows)
+        if len(values) > 1:
+            raise FewgraftError(
+                f"the rows of this table have different {fact.name}: "
+                + ", ".join(sorted(map(str, values))),
+                f"{fact.hint} The last row of each method, setting and shots counts.",
+            )
+    hashes: dict[tuple[str, int], str] = {}
+    for row in rows:
+        if hashes.setdefault((row.setting, row.shots), row.episode_hash) != row.episode_hash:
+            raise FewgraftError(
+                f"the rows of {row.setting}, {row.shots}-shot, have different unlabelled sets",
+                _OWN_FOLDER,
+            )
+
+
+# ----------------------------------------------------------------------------------------- cells
+
+
+def _clear_best(entries: Iterable[Entry | None], metric: str) -> Entry | None:
+    """The best entry, if it is better than every other one beyond its paired interval."""
+    there = [entry for entry in entries if entry]
+    if len(there) < 2:  # nothing to be better than
+        return None
+    best = max(there, key=lambda entry: entry.merit(metric).mean().item())
+    others = [entry for entry in there if entry is not best]
+    clear = all(
+        paired(best.merit(metric), other.merit(metric)).difference.excludes_zero for other in others
+    )
+    return best if clear else None
+
+
+def _arrow(entry: Entry, baseline: Entry | None, metric: str) -> str:
+    """Whether a metric is better or worse than the baseline's, where that is clear."""
+    if not baseline:
+        return ""
+    difference = paired(entry.merit(metric), baseline.merit(metric)).difference
+    if not difference.excludes_zero:
+        return ""
+    return ("↑" if difference.mean > 0 else "↓") * (2 if abs(difference.mean) > 0.01 else 1)
+
+
+def _number(value: Interval, *, half: bool) -> str:
+    """In percent; the interval is printed where the paper does."""
+    if math.isnan(value.mean):
+        return MISSING
+    return str(value) if half else f"{100 * value.mean:z.2f}"
+
+
+def _cell(entry: Entry | None, metric: str, *, bold: bool, mark: str) -> Cell:
+    if not entry:
+        return Cell(MISSING)
+    value = entry.row.interval(metric)
+    return Cell(_number(value, half=metric == "acc"), bold, mark, value)
+
+
+def _column(
+    entries: Sequence[Entry | None], metric: str, baseline: Entry | None = None
+) -> list[Cell]:
+    """A metric of the entries of one section."""
+    best = _clear_best(entries, metric)
+    return [
+        _cell(
+            entry,
+            metric,
+            bold=entry is not None and entry is best,
+            mark=_arrow(entry, baseline, metric) if entry else "",
+        )
+        for entry in entries
+    ]
+
+
+# --------------------------------------------------------------------------------------- layouts
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A line of a table before its numbers are cells."""
+
+    labels: tuple[str, ...]
+    entries: Mapping[int, Entry]  # by shots
+
+
+def _title(method: str) -> str:
+    spec = methods().get(method)
+    return spec.title if spec else method
+
+
+def _named_lines(chosen: Chosen, setting: str) -> list[_Line]:
+    """A line a method, with its backbone."""
+    lines = []
+    for method in chosen.methods(setting):
+        entries = chosen.by_shots(method, setting)
+        backbones = dict.fromkeys(entry.row.backbone for entry in entries.values())
+        lines.append(_Line((_title(method), ", ".join(backbones) or MISSING), entries))
+    return lines
+
+
+def _section(
+    title: str,
+    lines: Sequence[_Line],
+    shots: Sequence[int],
+    metrics: Sequence[str],
+    baseline: Mapping[int, Entry],
+) -> Section:
+    columns = [
+        _column([line.entries.get(k) for line in lines], metric, baseline.get(k))
+        for k in shots
+        for metric in metrics
+    ]
+    numbers = zip(*columns, strict=True)
+    return Section(
+        title,
+        tuple(
+            (*map(Cell, line.labels), *cells) for line, cells in zip(lines, numbers, strict=True)
+        ),
+    )
+
+
+def _assemble(
+    title: str,
+    labels: Sequence[str],
+    sections: Mapping[str, Sequence[_Line]],
+    chosen: Chosen,
+    metrics: Sequence[str],
+    remark: str = "",
+    baseline: Mapping[int, Entry] | None = None,
+) -> Table:
+    """Sections without lines are left out."""
+    head = {row.shots: _episode_name(row) for row in chosen.rows}
+    return Table(
+        f"{title} on {chosen.rows[0].data}, %",
+        (
+            *(Column(label, numeric=False) for label in labels),
+            *(Column(NAMES[metric], head[k]) for k in chosen.shots for metric in metrics),
+        ),
+        tuple(
+            _section(name, lines, chosen.shots, metrics, baseline or {})
+            for name, lines in sections.items()
+            if lines
+        ),
+        _note(chosen.rows, remark),
+    )
+
+
+def _episode_name(row: Row) -> str:
+    """Such as 64+5-way 1-shot."""
+    return f"{f'{row.n_base}+' if row.n_base else ''}{row.ways}-way {row.shots}-shot"
+
+
+def _note(rows: Sequence[Row], remark: str) -> str:
+    first = rows[0]
+    parts = [
+        f"{first.data}, {first.episodes} {first.split} episodes, "
+        f"seed {first.episode_settings['seed']}",
+        "± 95 % interval over episodes",
+        "bold: the paired interval against every other row of its section excludes 0",
+        remark,
+        _mixed_models(rows),
+    ]
+    return "; ".join(part for part in parts if part) + "."
+
+
+def _mixed_models(rows: Sequence[Row]) -> str:
+    """A caution where rows that should share a model do not."""
+    weights: dict[str, set[str]] = {}
+    for row in rows:
+        weights.setdefault(row.stage, set()).add(row.weights)
+    return ", ".join(
+        f"caution: {len(found)} different models are called {stage}"
+        for stage, found in weights.items()
+        if len(found) > 1
+    )
+
+
+def _by_setting(
+    results: Results,
+    choice: Choice,
+    title: str,
+    sections: Mapping[str, str],
+    metrics: Sequence[str],
+) -> Table:
+    command = f"--settings {','.join(sections)}"
+    chosen = _choose(results, choice, lambda row: row.setting in sections, command)
+    lines = {name: _named_lines(chosen, setting) for setting, name in sections.items()}
+    return _assemble(title, ("Method", "Backbone"), lines, chosen, metrics)
+
+
+def main_table(results: Results, choice: Choice) -> Table:
+    """The paper's Tables 1 and 2: joint accuracy and Δ."""
+    title = "Incremental FSL and S²I-FSL"
+    return _by_setting(results, choice, title, MAIN, ("acc", "delta"))
+
+
+def regular_table(results: Results, choice: Choice) -> Table:
+    """The paper's Table 4: accuracy where there are no base classes."""
+    title = "Regular, transductive and semi-supervised FSL"
+    return _by_setting(results, choice, title, REGULAR, ("acc",))
+
+
+def detailed_table(results: Results, choice: Choice) -> Table:
+    """The paper's Table 3: all metrics of one setting, with arrows against the baseline."""
+    choice = replace(choice, shots=choice.shots or 5)
+    setting = choice.setting
+    if setting not in MAIN:
+        problem = "has no base classes" if setting in SETTINGS else "is no setting"
+        raise FewgraftError(f"'{setting}' {problem}", f"Known here: {', '.join(MAIN)}")
+    command = f"--settings {','.join(dict.fromkeys((BASELINE[1], setting)))}"
+    chosen = _choose(
+        results,
+        choice,
+        lambda row: row.setting == setting or (row.method, row.setting) == BASELINE,
+        command,
+    )
+    if not chosen.methods(setting):  # a baseline alone is no table
+        raise _no_rows(results, choice, command)
+    baseline = chosen.by_shots(*BASELINE)
+    lines = [_Line(line.labels[:1], line.entries) for line in _named_lines(chosen, setting)]
+    if setting != BASELINE[1]:
+        lines.insert(0, _Line((_title(BASELINE[0]),), baseline))
+    remark = (
+        f"↑ ↓: better or worse than {_title(BASELINE[0])} (inductive), the paired interval "
+        "excludes 0; ↑↑ ↓↓: and by more than 1 point; H: harmonic mean of b/all and n/all"
+    )
+    title, metrics = f"{MAIN[setting]} in detail", tuple(NAMES)
+    return _assemble(title, ("Method",), {"": lines}, chosen, metrics, remark, baseline)
+
+
+def ablation_table(results: Results, choice: Choice) -> Table:
+    """The paper's Table 5: one component after the other."""
+    names = ",".join(method for method, _ in ABLATION)
+    command = f"--methods {names} --settings incremental,s2i"
+    chosen = _choose(results, choice, lambda row: (row.method, row.setting) in ABLATION, command)
+    lines = [
+        _Line(
+            (_title(method), *("✓" if place < parts else "" for place in range(len(COMPONENTS)))),
+            chosen.by_shots(method, setting),
+        )
+        for parts, (method, setting) in enumerate(ABLATION)
+    ]
+    labels = ("Method", *COMPONENTS)
+    title, metrics = f"{MAIN['s2i']}, one component after the other", ("acc", "delta", "n_n")
+    return _assemble(title, labels, {"": lines}, chosen, metrics)
+
+
+LAYOUTS: Mapping[str, Callable[[Results, Choice], Table]] = {
+    "main": main_table,
+    "detail": detailed_table,
+    "regular": regular_table,
+    "ablation": ablation_table,
+}
+
+
+def build(results: Results, layout: str = "main", choice: Choice | None = None) -> Table:
+    """A table of a folder of results, in one of the layouts."""
+    if layout not in LAYOUTS:
+        raise FewgraftError(f"there is no layout '{layout}'", nearest(layout, LAYOUTS))
+    return LAYOUTS[layout](results, choice or Choice())
+
+
+# --------------------------------------------------------------------------------------- formats
+
+
+def terminal(table: Table) -> RenderableType:
+    """For a terminal; a star beside bold, for where bold cannot be seen."""
+    shown = RichTable(box=box.SIMPLE, padding=(0, 1, 0, 0))
+    rows = [row for section in table.sections for row in section.rows]
+    digits = [
+        max(map(len, [column.name, *(row[place].text for row in rows)]))
+        for place, column in enumerate(table.columns)
+    ]
+    for place, (column, heading) in enumerate(zip(table.columns, _headings(table), strict=True)):
+        name = column.name.rjust(digits[place]) if column.numeric else column.name
+        behind = 1 + max((len(row[place].mark) for row in rows), default=0)
+        shown.add_column(
+            Text(f"{heading}\n{name}" if _grouped(table) else name),
+            # In a narrow terminal names break, and numbers do not.
+            width=max(len(heading), digits[place] + behind) if column.numeric else None,
+            overflow="fold",
+        )
+    for section in table.sections:
+        if section.title:
+            shown.add_row(Text(section.title, style="italic"))
+        for row in section.rows:
+            shown.add_row(*map(_shown, row, table.columns, digits))
+        shown.add_section()
+    starred = any(cell.bold for row in rows for cell in row)
+    note = Text(table.note + (" (*: bold)" if starred else ""), style="dim")
+    return Group(Text(table.title, style="italic"), shown, note, "")
+
+
+def _shown(cell: Cell, column: Column, digits: int) -> Text:
+    """Stars and arrows stand behind the digits, so that these stay in line."""
+    if not column.numeric:
+        return Text(cell.text)
+    behind = ("*" if cell.bold else " ") + cell.mark
+    return Text.assemble((cell.text.rjust(digits), "bold" if cell.bold else ""), behind)
+
+
+def _headings(table: Table) -> list[str]:
+    """What stands above each column: the name of a group above its first one."""
+    groups = [column.group for column in table.columns]
+    pairs = zip(["", *groups], groups, strict=False)
+    return ["" if group == before else group for before, group in pairs]
+
+
+def _grouped(table: Table) -> bool:
+    return any(column.group for column in table.columns)
+
+
+def markdown(table: Table) -> str:
+    """For GitHub and the like."""
+
+    def line(texts: Iterable[str]) -> str:
+        return f"| {' | '.join(texts)} |"
+
+    pairs = zip(_headings(table), table.columns, strict=True)
+    names = [f"{heading}: {column.name}" if heading else column.name for heading, column in pairs]
+    lines = [
+        f"### {_in_markdown(table.title)}",
+        "",
+        line(map(_in_markdown, names)),
+        line("--:" if column.numeric else ":--" for column in table.columns),
+    ]
+    for section in table.sections:
+        if section.title:
+            blank = [""] * (len(table.columns) - 1)
+            lines.append(line([f"*{_in_markdown(section.title)}*", *blank]))
+        lines += [line(map(_markdown_cell, row)) for row in section.rows]
+    return "\n".join([*lines, "", _in_markdown(table.note), ""])
+
+
+def _markdown_cell(cell: Cell) -> str:
+    text = _in_markdown(cell.text)
+    return " ".join(filter(None, (f"**{text}**" if cell.bold else text, cell.mark)))
+
+
+def _in_markdown(text: str) -> str:
+    return re.sub(r"([\\|*_`<\[\]])", r"\\\1", text)
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    **{character: "\\" + character for character in "&%$#_{}"},
+    "[": "{[}",  # after the \\ of the line before it would be an option
+    "↑↑": r"$\upuparrows$",
+    "↓↓": r"$\downdownarrows$",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
+    "±": r"$\pm$",
+    "Δ": r"$\Delta$",
+    "²": r"$^2$",
+    "✓": r"$\checkmark$",
+    "–": "--",
+    "−": "$-$",
+}
+_LATEX_PATTERN = re.compile("|".join(map(re.escape, _LATEX)))
+
+
+def _in_latex(text: str) -> str:
+    """Escaped; a hyphen before a number is a minus sign."""
+    signed = re.sub(r"(?<![\w-])-(?=\d)", "−", text)
+    return _LATEX_PATTERN.sub(lambda found: _LATEX[found[0]], signed)
+
+
+def latex(table: Table) -> str:
+    """For a paper, with booktabs."""
+    lines = [
+        r"% \usepackage{amssymb, booktabs}",
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{_in_latex(table.title)}}}",
+        rf"\begin{{tabular}}{{{_latex_alignment(table)}}}",
+        r"\toprule",
+        *_latex_groups(table),
+        _latex_line(_in_latex(column.name) for column in table.columns),
+    ]
+    for section in table.sections:
+        lines.append(r"\midrule")
+        if section.title:
+            wide = f"{{{len(table.columns)}}}{{l}}"
+            lines.append(rf"\multicolumn{wide}{{\emph{{{_in_latex(section.title)}}}}} \\")
+        lines += [_latex_line(map(_latex_cell, row)) for row in section.rows]
+    lines += [
+        r"\bottomrule",
+        r"\end{tabular}",
+        rf"\par\smallskip{{\footnotesize {_in_latex(table.note)}}}",
+        r"\end{table}",
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _latex_alignment(table: Table) -> str:
+    """Numbers to the right, but to the left where arrows stand behind them."""
+    rows = [row for section in table.sections for row in section.rows]
+    marked = [any(row[place].mark for row in rows) for place in range(len(table.columns))]
+    pairs = zip(table.columns, marked, strict=True)
+    return "".join("r" if column.numeric and not arrows else "l" for column, arrows in pairs)
+
+
+def _latex_line(texts: Iterable[str]) -> str:
+    return rf"{' & '.join(texts)} \\"
+
+
+def _latex_groups(table: Table) -> list[str]:
+    """The line above the names, and rules under its groups."""
+    if not _grouped(table):
+        return []
+    texts, rules, first = [], [], 1
+    for group, columns in groupby(table.columns, lambda column: column.group):
+        width = len(list(columns))
+        texts.append(rf"\multicolumn{{{width}}}{{c}}{{{_in_latex(group)}}}")
+        rules.append(rf"\cmidrule(lr){{{first}-{first + width - 1}}}" if group else "")
+        first += width
+    return [_latex_line(texts), " ".join(filter(None, rules))]
+
+
+def _latex_cell(cell: Cell) -> str:
+    text = _in_latex(cell.text)
+    return " ".join(
+        filter(None, (rf"\textbf{{{text}}}" if cell.bold else text, _in_latex(cell.mark)))
+    )
+
+
+def comma_separated(table: Table) -> str:
+    """For a program: one header row, plain numbers in percent, an interval beside each."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["Section", *(name for c in table.columns for name in _csv_names(c))])
+    for section in table.sections:
+        for row in section.rows:
+            values = map(_csv_values, row, table.columns)
+            writer.writerow([section.title or table.title, *chain.from_iterable(values)])
+    return text.getvalue()
+
+
+def _csv_names(column: Column) -> list[str]:
+    name = f"{column.group} {column.name}".strip()
+    return [name, f"{name} ±"] if column.numeric else [name]
+
+
+def _csv_values(cell: Cell, column: Column) -> list[str]:
+    if not column.numeric:
+        return [cell.text]
+    if not cell.value or math.isnan(cell.value.mean):
+        return ["", ""]
+    return [f"{100 * number:z.4f}" for number in (cell.value.mean, cell.value.half)]
+
+
+# Besides `terminal`, whose result is no text.
+FORMATS: Mapping[str, Callable[[Table], str]] = {
+    "markdown": markdown,
+    "latex": latex,
+    "csv": comma_separated,
+}
+
+
+# --------------------------------------------------------------------------------------- compare
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two rows on the same queries: A − B by metric."""
+
+    a: Entry
+    b: Entry
+    differences: Mapping[str, Paired]
+
+
+def row_name(row: Row) -> str:
+    """How a person names a row, such as +pr:s2i:1."""
+    return f"{row.method}:{row.setting}:{row.shots}"
+
+
+def find_row(results: Results, name: str) -> Row:
+    """A row by its id, or the last one of that method:setting:shots."""
+    if ":" not in name:
+        return results.row(name)
+    rows = {row_name(row): row for row in results.rows()}
+    if name not in rows:
+        raise FewgraftError(f"there is no row '{name}' in {results.folder}", nearest(name, rows))
+    return rows[name]
+
+
+def compare(results: Results, a: str, b: str) -> Comparison:
+    """A − B episode by episode, for rows of the same queries; their settings may differ."""
+    pair = [find_row(results, name) for name in (a, b)]
+    different = [
+        f"{fact.name} {' and '.join(map(str, values))}"
+        for fact in (*_FACTS, _SHOTS)
+        if len(values := _values(fact, pair)) > 1
+    ]
+    if different:
+        raise FewgraftError(
+            f"{a} and {b} cannot be compared episode by episode: different {', '.join(different)}",
+            f"Run both with the same options, or name other rows by their ids in {results.folder}.",
+        )
+    one, other = (Entry(row, results.scores(row)) for row in pair)
+    metrics = ("acc", "delta", "b_all", "n_all")
+    found = {m: paired(getattr(one.scores, m), getattr(other.scores, m)) for m in metrics}
+    return Comparison(one, other, found)
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """A metric a line; without base classes only Acc has numbers."""
+    first, counts = comparison.a.row, comparison.differences["acc"]
+    sides = {"A": comparison.a, "B": comparison.b}
+    names = [
+        f"{side}: {row_name(entry.row)} ({entry.row.id}), {_title(entry.row.method)}"
+        for side, entry in sides.items()
+    ]
+
+    def line(metric: str, difference: Interval) -> tuple[Cell, ...]:
+        values = [interval(getattr(entry.scores, metric)) for entry in sides.values()]
+        return (
+            Cell(NAMES[metric]),
+            *(Cell(_number(value, half=True), value=value) for value in values),
+            Cell(_number(difference, half=True), difference.excludes_zero, "", difference),
+        )
+
+    return Table(
+        f"A − B on the same {first.episodes} {first.split} episodes of {first.data}, %",
+        (Column("", numeric=False), Column("A"), Column("B"), Column("A − B")),
+        (
+            Section(
+                "", tuple(line(m, found.difference) for m, found in comparison.differences.items())
+            ),
+        ),
+        "\n".join(names) + f"\nAcc: A wins {counts.wins}, ties {counts.ties} and loses "
+        f"{counts.losses} episodes; ± 95 % interval over episodes; bold: the paired interval "
+        "excludes 0.",
+    )

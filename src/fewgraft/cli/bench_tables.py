@@ -1,0 +1,151 @@
+"""`fewgraft bench table` and `fewgraft bench compare`: look at results."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fewgraft.errors import FewgraftError, nearest
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from fewgraft.bench.tables import Choice, Table
+
+WIDE = 160  # where no terminal says how wide it is
+
+
+def table(
+    results: Annotated[Path, typer.Argument(help="Folder of the results.")],
+    layout: Annotated[
+        str,
+        typer.Option(
+            help="main (the paper's Tables 1 and 2), detail (3), regular (4), ablation (5) or all."
+        ),
+    ] = "main",
+    form: Annotated[
+        str, typer.Option("--format", help="terminal, markdown, latex or csv.")
+    ] = "terminal",
+    setting: Annotated[
+        str | None, typer.Option(help="Of the detailed table; s2i if not given.")
+    ] = None,
+    shots: Annotated[
+        int | None, typer.Option(help="Only these; the detailed table shows 5 if not given.")
+    ] = None,
+    episodes: Annotated[int | None, typer.Option(help="Only rows of so many episodes.")] = None,
+    split: Annotated[str | None, typer.Option(help="Only rows of this split.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Only rows of this seed.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write to this file.")] = None,
+) -> None:
+    """Print results in the layouts of the paper.
+
+    Bold is what is better than every other row of its section, episode by episode.
+
+    Examples:
+
+      fewgraft bench table results/icons
+
+      fewgraft bench table results/icons --layout detail --shots 1 --format latex --out detail.tex
+
+      fewgraft bench table results/cifar-fs --layout all --format markdown
+    """
+    from fewgraft.bench.tables import FORMATS, Choice
+
+    if form not in ("terminal", *FORMATS):
+        raise FewgraftError(f"there is no format '{form}'", nearest(form, ["terminal", *FORMATS]))
+    if form == "csv" and layout == "all":
+        raise FewgraftError("a CSV file holds one table", "Choose a --layout.")
+    if setting and layout not in ("detail", "all"):
+        raise FewgraftError(f"--setting is not for layout '{layout}'", "Use --layout detail.")
+    choice = Choice(episodes, split, seed, shots, setting or "s2i")
+    show(built(results, layout, choice), form, out)
+
+
+def built(folder: Path, layout: str, choice: "Choice") -> list["Table"]:
+    """The table of a layout; of all of them, those that have rows."""
+    from fewgraft.bench.results import Results
+    from fewgraft.bench.tables import LAYOUTS, NoRowsError, build
+
+    results = Results(folder)
+    if layout != "all":
+        return [build(results, layout, choice)]
+    tables, missing = [], {}
+    for name in LAYOUTS:
+        try:
+            tables.append(build(results, name, choice))
+        except NoRowsError as nothing:
+            missing[name] = nothing
+    if not tables:
+        raise missing["main"]
+    for name, error in missing.items():
+        typer.echo(f"left out: {name} has no rows yet. {error.hint}", err=True)
+    return tables
+
+
+def show(tables: list["Table"], form: str, out: Path | None) -> None:
+    """Print tables, or write them to a file and say where they are."""
+    from fewgraft.bench.tables import FORMATS, terminal
+    from fewgraft.files import write_atomically
+
+    if form == "terminal" and not out:
+        for each in tables:
+            shown = terminal(each)
+            fitting_console(shown).print(shown)
+        return
+    text = "\n".join(plain(each) if form == "terminal" else FORMATS[form](each) for each in tables)
+    if not out:
+        typer.echo(text, nl=False)
+        return
+    try:
+        write_atomically(out, text.encode())
+    except OSError as error:
+        raise FewgraftError(f"cannot write {out}: {error.strerror}") from None
+    typer.echo(f"wrote {out}")
+
+
+def fitting_console(shown: "RenderableType") -> "Console":
+    """As wide as the terminal, but never so narrow that numbers would be cut off."""
+    from rich.console import Console
+    from rich.measure import Measurement
+
+    console = Console()
+    if not console.is_terminal:
+        return Console(width=WIDE)
+    needed = Measurement.get(console, console.options.update_width(WIDE), shown).minimum
+    return Console(width=max(console.width, needed))
+
+
+def plain(table: "Table") -> str:
+    """What a terminal shows, without its colours."""
+    import io
+
+    from rich.console import Console
+
+    from fewgraft.bench.tables import terminal
+
+    text = io.StringIO()
+    Console(file=text, width=WIDE, force_terminal=False, color_system=None).print(terminal(table))
+    return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
+
+
+def compare(
+    a: Annotated[str, typer.Argument(help="Id of a row, or method:setting:shots.")],
+    b: Annotated[str, typer.Argument(help="The row to hold it against.")],
+    results: Annotated[Path, typer.Option("--in", help="Folder of the results.")],
+) -> None:
+    """Compare two rows episode by episode: A − B, with the interval of the difference.
+
+    At one seed all settings have the same queries, so that rows of different settings can be
+    compared.
+
+    Examples:
+
+      fewgraft bench compare +pr:s2i:1 meta-inc-baseline:incremental:1 --in results/icons
+
+      fewgraft bench compare 3f9a 81c2 --in results/icons
+    """
+    from fewgraft.bench.results import Results
+    from fewgraft.bench.tables import compare as compare_rows
+    from fewgraft.bench.tables import comparison_table
+
+    show([comparison_table(compare_rows(Results(results), a, b))], "terminal", None)
