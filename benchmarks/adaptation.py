@@ -6,8 +6,8 @@ The plain way is how it is usually written: for every episode the model is loade
 opens its pictures one after the other, augments them afresh, and runs the whole network; autograd
 carries the gradient through all of it, though only the last block and W_b move. Ours keeps, for
 each picture and view, what enters the last block. Same losses, same steps, same batches; the
-augmented views differ by their draws. Prints seconds per episode, the ratio (target 10), and the paired
-difference of joint accuracy on validation episodes.
+augmented views differ by their draws. Prints seconds per episode, the ratio (target 10), and the
+paired difference of joint accuracy on validation episodes.
 """
 
 import argparse
@@ -127,7 +127,13 @@ def main() -> None:
     assert isinstance(method, Adaptation)
     settings = EpisodeSettings.paper("s2i", arguments.shots, split="val", seed=4)
     job = Job(
-        recipe.name, "proposed", dataclasses.asdict(method), settings, arguments.episodes, folder
+        recipe.name,
+        recipe.data,
+        "proposed",
+        dataclasses.asdict(method),
+        settings,
+        arguments.episodes,
+        folder,
     )
     gallery, (episodes, answers) = bench.gallery(job), bench.episodes(job)
     warm_up = time.perf_counter()

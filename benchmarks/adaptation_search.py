@@ -48,7 +48,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def job(
     recipe: Recipe, method: str, hyper: dict[str, Any], settings: EpisodeSettings, n: int
 ) -> Job:
-    return Job(recipe.name, method, hyper, settings, n, models_folder(recipe.name))
+    return Job(recipe.name, recipe.data, method, hyper, settings, n, models_folder(recipe.name))
 
 
 def difference(new: Scores, old: Scores) -> str:

@@ -48,6 +48,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 def a_job(method: str = "+pr", setting: str = "s2i", shots: int = 1, split: str = "test") -> Job:
     return Job(
         "icons",
+        "icons",
         method,
         {},
         EpisodeSettings.paper(setting, shots, split=split),
@@ -211,7 +212,7 @@ def test_tuning_takes_the_best_on_validation_episodes(bench: Bench) -> None:
     settings = EpisodeSettings.paper("semi-fsl", 1, split="val", seed=3)
     accuracies = {}
     for hyper in combinations(method_spec("soft-k-means").method):
-        job = Job("icons", "soft-k-means", hyper, settings, FEW, folder)
+        job = Job("icons", "icons", "soft-k-means", hyper, settings, FEW, folder)
         accuracies[json.dumps(hyper)] = bench.chunk(job, range(FEW)).acc.mean().item()
     assert accuracies[json.dumps(found.hyper)] == max(accuracies.values())
     assert found.tried == len(accuracies) == 12

@@ -25,7 +25,7 @@ from fewgraft.methods import method_spec
 from fewgraft.methods.base import Method, MethodSpec
 from fewgraft.metrics import METRICS, Scores, join_scores, score, summarise
 from fewgraft.progress import track
-from fewgraft.training.recipe import Recipe, load_recipe
+from fewgraft.training.recipe import Recipe
 
 CHUNK, MOVING_CHUNK = 50, 5  # episodes at a time; part of the numbers to the last bit
 
@@ -34,7 +34,8 @@ CHUNK, MOVING_CHUNK = 50, 5  # episodes at a time; part of the numbers to the la
 class Job:
     """One row to be: all that determines its numbers."""
 
-    recipe: str
+    recipe: str  # name, for the record
+    data: str
     method: str
     hyper: dict[str, Any]
     episode_settings: EpisodeSettings
@@ -80,6 +81,7 @@ def jobs(
     found = [
         Job(
             recipe.name,
+            recipe.data,
             name,
             recipe.hyper(name, k),
             EpisodeSettings.paper(setting, k, split=split, seed=seed, **(changes or {})),
@@ -114,26 +116,26 @@ class Bench:
         self._galleries: dict[tuple[str, Path, str, str], Gallery] = {}
         self._episodes: dict[tuple[str, EpisodeSettings, int], tuple[Episodes, Answers]] = {}
 
-    def store(self, recipe: str) -> ImageStore:
-        """The data of a recipe."""
-        if recipe not in self._stores:
-            self._stores[recipe] = open_data(load_recipe(recipe).data)
-        return self._stores[recipe]
+    def store(self, data: str) -> ImageStore:
+        """A data set by name."""
+        if data not in self._stores:
+            self._stores[data] = open_data(data)
+        return self._stores[data]
 
     def gallery(self, job: Job) -> Gallery:
         """The model of the job's stage over the split's pictures."""
         split = job.episode_settings.split
-        key = (job.recipe, job.models, job.spec.stage, split)
+        key = (job.data, job.models, job.spec.stage, split)
         if key not in self._galleries:
             model = stage_model(job.models, job.spec.stage)
-            self._galleries[key] = Gallery(model, self.store(job.recipe), split)
+            self._galleries[key] = Gallery(model, self.store(job.data), split)
         return self._galleries[key]
 
     def episodes(self, job: Job) -> tuple[Episodes, Answers]:
         """The job's frozen episodes."""
-        key = (job.recipe, job.episode_settings, job.episodes)
+        key = (job.data, job.episode_settings, job.episodes)
         if key not in self._episodes:
-            pools = Pools.of(self.store(job.recipe), job.episode_settings.split)
+            pools = Pools.of(self.store(job.data), job.episode_settings.split)
             self._episodes[key] = sample_episodes(pools, job.episode_settings, job.episodes)
         return self._episodes[key]
 
@@ -252,16 +254,22 @@ def run_job(job: Job, name: str, results: Results, bench: Bench, engine: Engine)
     return join_scores(done[chunk.start] for chunk in job.chunks)
 
 
-def rerun(row: Row, bench: Bench) -> tuple[Scores, list[str]]:
-    """Compute a row again from its own record; what is different now, in words."""
-    job = Job(
+def job_of(row: Row) -> Job:
+    """The job that a row records."""
+    return Job(
         row.recipe,
+        row.data,
         row.method,
         row.hyper,
         EpisodeSettings(**row.episode_settings),
         row.episodes,
         Path(row.models),
     )
+
+
+def rerun(row: Row, bench: Bench) -> tuple[Scores, list[str]]:
+    """Compute a row again from its own record; what is different now, in words."""
+    job = job_of(row)
     gallery, (episodes, _) = bench.gallery(job), bench.episodes(job)
     now = {
         "weights": (row.weights, gallery.weights_hash),

@@ -81,7 +81,7 @@ def _best(
     settings = EpisodeSettings.paper(setting, shots, split="val", seed=SEED)
 
     def scores(hyper: dict[str, Any]) -> Scores:
-        job = Job(recipe.name, name, hyper, settings, episodes, models)
+        job = Job(recipe.name, recipe.data, name, hyper, settings, episodes, models)
         return join_scores(bench.chunk(job, chunk) for chunk in job.chunks)
 
     tries = [hyper | fixed for hyper in combinations(spec.method)]

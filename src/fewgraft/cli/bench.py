@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fewgraft.cli import bench_tables
+from fewgraft.cli import bench_figures, bench_tables
 from fewgraft.errors import FewgraftError
 
 app = typer.Typer(
@@ -14,6 +14,8 @@ app = typer.Typer(
 
 app.command()(bench_tables.table)
 app.command()(bench_tables.compare)
+for command in (bench_figures.ratio, bench_figures.tsne, bench_figures.report):
+    app.command()(command)
 
 RecipeArgument = Annotated[str, typer.Argument(help="Name of a recipe, or a TOML file.")]
 OutOption = Annotated[

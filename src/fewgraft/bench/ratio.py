@@ -1,0 +1,208 @@
+"""How much a method depends on what is in the pile (the paper's Fig. 5).
+
+Two things about U vary, each while the rest stays as it is: the share of novel pictures at a fixed
+|U|, and the number of distractor classes, which are neither base nor novel in the episode. All
+points of a curve are on the same classes, supports and queries, so that the drop δ from its best to
+its worst point has the narrow interval of a paired difference.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from rich import box
+from rich.table import Table
+
+from fewgraft.bench.results import Results, Row
+from fewgraft.bench.runner import Bench, Engine, in_this_process, jobs, run
+from fewgraft.episodes import EpisodeSettings, Pools, check_pools
+from fewgraft.errors import FewgraftError
+from fewgraft.methods import method_spec
+from fewgraft.metrics import Interval, paired
+from fewgraft.training.recipe import Recipe
+
+METHODS = ("+pr", "+pr+bias", "proposed-without-adaptation")
+SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
+DISTRACTORS = (0, 2, 4, 6)
+# Told apart by readers of any colour vision, and by their markers in print.
+COLOURS = ("#d55e00", "#e69f00", "#0072b2", "#009e73", "#cc79a7", "#56b4e9", "#000000")
+MARKERS = "osDv^<>"
+LINES = ("-", (0, (4, 3)), "-", "--", "-.", ":", "-")  # two that coincide both show
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One thing about the pile, and the values it takes."""
+
+    field: str  # of EpisodeSettings
+    values: tuple[float, ...]
+    title: str
+
+    @classmethod
+    def of_shares(cls, values: Sequence[float] = SHARES) -> "Sweep":
+        """Novel pictures in U, |U| fixed."""
+        return cls("novel_share", tuple(sorted(set(values))), "share of novel pictures in the pile")
+
+    @classmethod
+    def of_distractors(cls, values: Sequence[int] = DISTRACTORS) -> "Sweep":
+        """Classes in U, on top of the rest, that are neither base nor novel."""
+        return cls("distractors", tuple(sorted(set(values))), "distractor classes in the pile")
+
+    def possible(
+        self, pools: Pools, shots: int, split: str
+    ) -> tuple[tuple[float, ...], dict[float, str]]:
+        """The values that the pictures suffice for, and why the others are left out."""
+        there, left_out = [], {}
+        for value in self.values:
+            settings = EpisodeSettings.paper("s2i", shots, split=split, **{self.field: value})
+            try:
+                check_pools(pools, settings)
+                there.append(value)
+            except FewgraftError as error:
+                left_out[value] = error.problem
+        return tuple(there), left_out
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The joint accuracy of one method along a sweep."""
+
+    title: str
+    acc: tuple[Interval, ...]  # at each value
+    drop: Interval  # δ: the best point minus the worst, on the same episodes
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What a sweep found."""
+
+    sweep: Sweep
+    shots: int
+    episodes: int
+    values: tuple[float, ...]
+    left_out: dict[float, str]  # value → reason
+    curves: tuple[Curve, ...]
+
+    def __str__(self) -> str:
+        """The drops in a sentence."""
+        drops = ", ".join(f"{curve.title} {curve.drop}" for curve in self.curves)
+        return (
+            f"Joint accuracy against the {self.sweep.title} ({_listed(self.values)}), "
+            f"{self.shots}-shot, {self.episodes} episodes; bands are 95 % intervals. Drop δ from "
+            f"the best to the worst point, in percentage points: {drops}."
+        )
+
+
+def run_sweep(
+    sweep: Sweep,
+    recipe: Recipe,
+    models: Path,
+    results: Results,
+    bench: Bench,
+    *,
+    methods: Sequence[str] = METHODS,
+    shots: int = 1,
+    episodes: int = 600,
+    split: str = "test",
+    seed: int = 0,
+    engine: Engine = in_this_process,
+) -> Swept:
+    """Rows for every method at every value; those that are there are not computed again."""
+    _check_methods(methods)
+    pools = Pools.of(bench.store(recipe.data), split)
+    values, left_out = sweep.possible(pools, shots, split)
+    if not values:
+        raise FewgraftError(
+            f"no {sweep.title} of {_listed(sweep.values)} is possible",
+            next(iter(left_out.values())),
+        )
+    wanted = [
+        job
+        for value in values
+        for job in jobs(
+            recipe, models, methods, ["s2i"], [shots], episodes, split, seed, {sweep.field: value}
+        )
+    ]
+    found: dict[str, list[Row]] = {name: [] for name in methods}
+    for row, _ in run(wanted, results, bench, engine):
+        found[row.method].append(row)
+    curves = tuple(_curve(rows, results) for rows in found.values())
+    return Swept(sweep, shots, episodes, values, left_out, curves)
+
+
+def _check_methods(names: Sequence[str]) -> None:
+    hint = f"Such as: {', '.join(METHODS)}"
+    if not names or len(set(names)) < len(names):
+        raise FewgraftError("name one or more methods, each once", hint)
+    for name in names:
+        spec = method_spec(name)
+        if not (spec.joint and spec.method.uses_unlabelled):
+            raise FewgraftError(
+                f"'{name}' does not use a pile of base and novel pictures: nothing to vary", hint
+            )
+
+
+def _curve(rows: Sequence[Row], results: Results) -> Curve:
+    """From the rows of one method, in the order of the values."""
+    points = [row.interval("acc") for row in rows]
+    by_mean = sorted(rows, key=lambda row: row.interval("acc").mean)
+    best, worst = (results.scores(row).acc for row in (by_mean[-1], by_mean[0]))
+    return Curve(rows[0].title, tuple(points), paired(best, worst).difference)
+
+
+def sweep_table(swept: Swept) -> Table:
+    """A line a value, a column a method, δ below."""
+    table = Table(
+        title=f"Acc, % by {swept.sweep.title}, {swept.shots}-shot, {swept.episodes} episodes",
+        title_justify="left",
+        box=box.SIMPLE,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column("")
+    for curve in swept.curves:
+        table.add_column(curve.title, justify="right")
+    for place, value in enumerate(swept.values):
+        table.add_row(f"{value:g}", *(str(curve.acc[place]) for curve in swept.curves))
+    table.add_section()
+    table.add_row("δ", *(str(curve.drop) for curve in swept.curves))
+    return table
+
+
+def draw_sweeps(sweeps: Sequence[Swept]) -> Figure:
+    """A panel a sweep, intervals as bands."""
+    figure = Figure(figsize=(5.4 * len(sweeps), 4.2), layout="constrained")
+    panels = figure.subplots(1, len(sweeps), sharey=True, squeeze=False)[0]
+    for axes, swept in zip(panels, sweeps, strict=True):
+        _draw_panel(axes, swept)
+    panels[0].set_ylabel(f"joint accuracy, % ({sweeps[0].shots}-shot)")
+    return figure
+
+
+def _draw_panel(axes: Axes, swept: Swept) -> None:
+    for number, curve in enumerate(swept.curves):
+        colour = COLOURS[number % len(COLOURS)]
+        means = [100 * point.mean for point in curve.acc]
+        low = [100 * (point.mean - point.half) for point in curve.acc]
+        high = [100 * (point.mean + point.half) for point in curve.acc]
+        axes.fill_between(swept.values, low, high, color=colour, alpha=0.15, linewidth=0)
+        axes.plot(
+            swept.values,
+            means,
+            color=colour,
+            marker=MARKERS[number % len(MARKERS)],
+            linestyle=LINES[number % len(LINES)],
+            label=f"{curve.title}, δ {100 * curve.drop.mean:.1f}",
+        )
+    axes.set_xlabel(swept.sweep.title)
+    axes.set_xticks(swept.values, [f"{value:g}" for value in swept.values])
+    axes.yaxis.set_major_locator(MaxNLocator(6))
+    axes.grid(axis="y", alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False)
+
+
+def _listed(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)

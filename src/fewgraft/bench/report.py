@@ -1,0 +1,280 @@
+"""What a report tells, as plain data that `report_page` shows.
+
+The tables come from the rows of a folder. Where queries go, which classes are found, and which
+pictures of the pile made a prototype is computed again from the records of the rows, on the same
+episodes. Answers are known here: a report is read after the fact.
+"""
+
+import io
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure as Drawing
+from PIL import Image
+from torch import Tensor
+
+from fewgraft.bench import tables
+from fewgraft.bench.results import Results, Row
+from fewgraft.bench.runner import Bench, job_of
+from fewgraft.data.store import ImageStore
+from fewgraft.errors import FewgraftError
+from fewgraft.files import write_atomically
+from fewgraft.methods.base import Task
+from fewgraft.methods.prototype_refinement import PrototypeRefinement
+from fewgraft.metrics import Confusion, Interval, class_accuracy, confusion, paired
+from fewgraft.prototypes import BaseBelief, Refinement, cosine_logits, pseudo_labels
+
+RATIO, TSNE = "ratio.png", "tsne.png"  # in the folder of the results
+FIGURES = {RATIO: "How much depends on the pile", TSNE: "One episode in feature space"}
+LOOKED_AT = ("+pr", "proposed-without-adaptation")  # the rival, and the method in question
+PILE_SHOWN, MISTAKES_SHOWN = 12, 6  # pictures of the pile for each prototype
+LEAST_MISTAKE = 0.05  # lighter ones move nothing
+# The task itself first, then whatever is nearest to it.
+SETTINGS = ("s2i", "s2i-transductive", "incremental", "semi-fsl", "transductive-fsl", "fsl")
+Key = tuple[str, str, int]  # method, setting, shots
+
+
+# --------------------------------------------------------------------------------------- figures
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawing that says in words what it shows."""
+
+    title: str
+    text: str
+    png: bytes
+
+
+def write_figure(drawing: Drawing, text: str, path: Path) -> None:
+    """As a PNG that carries its description, so that the two are never parted."""
+    packed = io.BytesIO()
+    drawing.savefig(packed, format="png", dpi=150, metadata={"Description": text})
+    try:
+        write_atomically(path, packed.getvalue())
+    except OSError as error:
+        raise FewgraftError(f"cannot write {path}: {error.strerror}") from None
+
+
+def read_figures(folder: Path) -> Iterator[Figure]:
+    """Those that were drawn into the folder."""
+    for name, title in FIGURES.items():
+        if (folder / name).is_file():
+            png = (folder / name).read_bytes()
+            with Image.open(io.BytesIO(png)) as image:
+                yield Figure(title, str(image.info.get("Description", title)), png)
+
+
+# -------------------------------------------------------------------------------------- headline
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The best row of the task at the fewest shots, and rows it is compared with."""
+
+    best: Row
+    others: tuple[tuple[Row, Interval], ...]  # the best one minus this one, on the same episodes
+
+
+def headline(rows: Mapping[Key, Row], results: Results) -> Headline:
+    """From the rows that the tables show."""
+    setting = next(s for s in SETTINGS if any(key[1] == s for key in rows))
+    shots = min(row.shots for row in rows.values() if row.setting == setting)
+    here = [row for row in rows.values() if (row.setting, row.shots) == (setting, shots)]
+    best = max(here, key=lambda row: row.interval("acc").mean)
+    # The method's own variants, the rival, and what is possible without a pile.
+    wanted = [(name, setting) for name in ("proposed", *reversed(LOOKED_AT))] + [tables.BASELINE]
+    there = [rows[name, s, shots] for name, s in wanted if (name, s, shots) in rows]
+    scores = results.scores(best).acc
+    return Headline(
+        best,
+        tuple(
+            (row, paired(scores, results.scores(row).acc).difference)
+            for row in there
+            if row.id != best.id and row.n_base == best.n_base
+        ),
+    )
+
+
+# --------------------------------------------------------------------------------------- answers
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What a method made of the queries of all its episodes."""
+
+    row: Row
+    confusion: Confusion
+    classes: dict[int, tuple[int, int]]  # class of the data → (right, asked)
+
+
+def answered(row: Row, bench: Bench) -> Answered:
+    """The row's answers, computed again."""
+    job = job_of(row)
+    if bench.gallery(job).weights_hash != row.weights:
+        raise FewgraftError(f"{row.models}/{row.stage} is another model than at the time")
+    episodes, answers = bench.episodes(job)
+    logits = torch.cat([bench.logits(job, slice(c.start, c.stop)) for c in job.chunks])
+    labels, n_base = answers.query_labels, episodes.n_base
+    return Answered(
+        row,
+        confusion(logits, labels, n_base),
+        class_accuracy(logits, labels, episodes.classes, n_base),
+    )
+
+
+# ------------------------------------------------------------------------------------ prototypes
+
+
+@dataclass(frozen=True)
+class PilePicture:
+    """A picture of the pile, and what it did to a prototype."""
+
+    picture: int
+    weight: float
+    name: str  # of its true class
+    right: bool
+
+
+@dataclass(frozen=True)
+class MadeOf:
+    """What a refined prototype is the mean of."""
+
+    name: str
+    support: tuple[int, ...]  # pictures, each of weight 1
+    pile: tuple[PilePicture, ...]  # the weightiest ones
+    mistakes: tuple[PilePicture, ...]  # the weightiest of other classes that are not in `pile`
+    weight: float  # of the whole pile
+    right_weight: float  # of its pictures that are of this class
+    there: int  # how many these are
+
+
+def pile_weights(method: PrototypeRefinement, task: Task) -> Tensor:
+    """[E, U, N] how much each picture of the pile counts in the last step of the refinement."""
+    if not method.steps:
+        return task.unlabelled.new_zeros(*task.unlabelled.shape[:2], task.ways)
+    before = method.changed(steps=method.steps - 1).fit(task).novel
+    how = Refinement(temperature=method.temperature)
+    logits = cosine_logits(task.unlabelled, before, task.gamma) + method.pile_bias
+    return pseudo_labels(logits, BaseBelief.of(task.base_unlabelled, how), how)
+
+
+@torch.no_grad()
+def made_of(row: Row, number: int, bench: Bench) -> Iterator[MadeOf]:
+    """The prototypes of one of the row's episodes."""
+    job = job_of(row)
+    gallery, (episodes, answers) = bench.gallery(job), bench.episodes(job)
+    method = job.configured
+    if not isinstance(method, PrototypeRefinement):
+        raise FewgraftError(f"'{row.method}' does not refine prototypes")
+    if not number < len(episodes):
+        raise FewgraftError(f"there is no episode {number} among the {len(episodes)} of the rows")
+    rows = slice(number, number + 1)
+    weights = pile_weights(method, gallery.task(episodes, rows, pictures=False))[0]  # [U, N]
+    labels = answers.unlabelled_labels[number]
+    truth = gallery.store.labels[episodes.unlabelled[number].numpy()]
+    for way, label in enumerate(episodes.classes[number].tolist()):
+        mine = weights[:, way]
+        right = labels == episodes.n_base + way
+        order = [
+            PilePicture(int(picture), weight, gallery.store.classes[name], bool(is_right))
+            for weight, picture, name, is_right in sorted(
+                zip(mine.tolist(), episodes.unlabelled[number], truth, right, strict=True),
+                key=lambda one: -one[0],
+            )
+        ]
+        support = episodes.support_labels[number] == episodes.n_base + way
+        heavy = [one for one in order[PILE_SHOWN:] if one.weight >= LEAST_MISTAKE]
+        yield MadeOf(
+            name=gallery.store.classes[label],
+            support=tuple(episodes.support[number][support].tolist()),
+            pile=tuple(order[:PILE_SHOWN]),
+            mistakes=tuple([one for one in heavy if not one.right][:MISTAKES_SHOWN]),
+            weight=mine.sum().item(),
+            right_weight=mine[right].sum().item(),
+            there=int(right.sum()),
+        )
+
+
+# ---------------------------------------------------------------------------------------- report
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All that a page shows."""
+
+    headline: Headline
+    tables: tuple[tables.Table, ...]
+    figures: tuple[Figure, ...]
+    answered: tuple[Answered, ...]
+    made: tuple[MadeOf, ...]
+    episode: int  # whose prototypes are shown
+    store: ImageStore | None  # for the pictures; None where it is not needed
+    missing: tuple[str, ...]  # what is not shown, and why
+
+
+def chosen_rows(results: Results, choice: tables.Choice) -> dict[Key, Row]:
+    """The rows that the tables show: the last one of each kind."""
+    found = {(r.method, r.setting, r.shots): r for r in results.rows() if choice.takes(r)}
+    if not found:
+        raise FewgraftError(
+            f"{results.folder} has no results{choice.options and ' with'}{choice.options}",
+            "Make some: fewgraft bench run RECIPE --out FOLDER",
+        )
+    return found
+
+
+def find(results: Results, choice: tables.Choice, episode: int, bench: Bench) -> Findings:
+    """Collect what there is to tell of a folder of results."""
+    rows = chosen_rows(results, choice)
+    # First, as they refuse rows that cannot be compared.
+    shown = tuple(_tables(results, choice, {row.shots for row in rows.values()}))
+    top = headline(rows, results)
+    answers, missing = _answers(rows, top.best.shots, bench)
+    figures = tuple(read_figures(results.folder))
+    drawn = {figure.title for figure in figures}
+    missing += [
+        f"{title}: {name} is not in {results.folder} (`bench report --figures` draws it)."
+        for name, title in FIGURES.items()
+        if title not in drawn
+    ]
+    subject = answers[-1].row if answers else None
+    return Findings(
+        headline=top,
+        tables=shown,
+        figures=figures,
+        answered=tuple(answers),
+        made=tuple(made_of(subject, episode, bench)) if subject else (),
+        episode=episode,
+        store=bench.store(subject.data) if subject else None,
+        missing=tuple(missing),
+    )
+
+
+def _answers(rows: Mapping[Key, Row], shots: int, bench: Bench) -> tuple[list[Answered], list[str]]:
+    """Of the methods that are looked at closely; and why one of them cannot be."""
+    found, missing = [], []
+    for name in LOOKED_AT:
+        row = rows.get((name, "s2i", shots))
+        try:
+            if not row:
+                raise FewgraftError(f"there is no {shots}-shot s2i row")
+            found.append(answered(row, bench))
+        except FewgraftError as error:
+            missing.append(f"Answers of {name}: {error.problem}.")
+    return found, missing
+
+
+def _tables(
+    results: Results, choice: tables.Choice, shots: Iterable[int]
+) -> Iterator[tables.Table]:
+    """All layouts that have rows; the detailed one for each number of shots."""
+    plain = [("main", choice), ("regular", choice), ("ablation", choice)]
+    detailed = [("detail", replace(choice, shots=k)) for k in sorted(shots)]
+    for layout, which in [plain[0], *detailed, *plain[1:]]:
+        try:
+            yield tables.build(results, layout, which)
+        except tables.NoRowsError:
+            continue

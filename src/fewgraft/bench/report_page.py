@@ -1,0 +1,517 @@
+"""A report as one HTML file that needs nothing else: no script, no font, no request."""
+
+import base64
+import html
+import io
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib import resources
+from itertools import groupby
+from typing import TypeVar
+
+from PIL import Image
+
+from fewgraft.bench import tables
+from fewgraft.bench.report import Answered, Figure, Findings, Headline, MadeOf, PilePicture
+from fewgraft.bench.results import Row
+from fewgraft.data.store import ImageStore
+from fewgraft.metrics import Confusion, Interval
+
+# A browser that obeys this asks the network for nothing, whatever the page holds.
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+WORST_SHOWN = 12  # classes, before one has to unfold the rest
+LARGEST_THUMBNAIL = 64  # pixels; pictures are small, pages with many of them should be too
+VOID = {"img", "meta"}
+T = TypeVar("T")
+
+
+# ------------------------------------------------------------------------------------------ HTML
+
+
+class Html(str):
+    """Markup; any other text is escaped when it is put into an element."""
+
+
+def tag(name: str, /, *content: str, **attributes: str) -> Html:
+    """An element; `class_` and `aria_label` are attributes as HTML writes them."""
+    names = {key: key.rstrip("_").replace("_", "-") for key in attributes}
+    opened = "".join(f' {names[k]}="{html.escape(v)}"' for k, v in attributes.items())
+    if name in VOID:
+        return Html(f"<{name}{opened}>")
+    return Html(f"<{name}{opened}>{joined(content)}</{name}>")
+
+
+def joined(parts: Iterable[str]) -> Html:
+    """Markup as it is, text escaped."""
+    return Html("".join(p if isinstance(p, Html) else html.escape(p, quote=False) for p in parts))
+
+
+def data_uri(png: bytes) -> str:
+    """A picture as an address that holds it."""
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+
+
+def thumbnail(store: ImageStore, picture: int, alt: str) -> Html:
+    """A picture of the data."""
+    pixels = store.pictures[picture]
+    image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+    image.thumbnail((LARGEST_THUMBNAIL, LARGEST_THUMBNAIL))
+    packed = io.BytesIO()
+    image.save(packed, format="PNG", optimize=True)
+    return tag("img", src=data_uri(packed.getvalue()), alt=alt, class_="pixels")
+
+
+# ------------------------------------------------------------------------------------------ page
+
+
+@dataclass(frozen=True)
+class Part:
+    """A section of the page, as the list of contents names it."""
+
+    anchor: str
+    title: str
+    body: Html
+
+
+def page(findings: Findings) -> str:
+    """The whole file."""
+    best = findings.headline.best
+    title = f"Fewgraft on {best.data}"
+    parts = [part for part in _parts(findings) if part.body]
+    style = (resources.files("fewgraft.bench") / "report.css").read_text()
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
+        tag("title", title),
+        tag("style", Html(style)),
+    )
+    links = [tag("li", tag("a", part.title, href=f"#{part.anchor}")) for part in parts]
+    body = tag(
+        "body",
+        tag("header", tag("h1", title), summary(findings.headline), tiles(findings.headline)),
+        tag("nav", tag("ul", *links), aria_label="Contents"),
+        tag(
+            "main",
+            *(tag("section", tag("h2", p.title), p.body, id=p.anchor) for p in parts),
+        ),
+    )
+    return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
+
+
+def _parts(findings: Findings) -> list[Part]:
+    store = findings.store
+    return [
+        Part("tables", "Tables", joined(map(table, findings.tables))),
+        *(Part(f"figure-{n}", f.title, figure(f)) for n, f in enumerate(findings.figures)),
+        Part("confusion", "Where pictures go", confusions(findings.answered)),
+        Part("classes", "Class by class", classes(findings.answered, store) if store else Html()),
+        Part("pile", "What made the prototypes", prototypes(findings, store) if store else Html()),
+        Part("origin", "Where the numbers come from", origin(findings)),
+    ]
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """As text; a minus sign is one."""
+    return f"{100 * share:.{digits}f}".replace("-", "−")
+
+
+def unbroken(text: str) -> str:
+    """With spaces at which a line does not end: "81.0 ± 1.6 %"."""
+    return text.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}").replace(
+        " %", "\N{NO-BREAK SPACE}%"
+    )
+
+
+def counted(number: int, noun: str) -> str:
+    """1 picture, 2 pictures."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+# --------------------------------------------------------------------------------------- headline
+
+
+def summary(top: Headline) -> Html:
+    """The key numbers in plain words."""
+    best, acc = top.best, top.best.interval("acc")
+    among = (
+        f" among {best.n_base} old (base) and {best.ways} new (novel) classes"
+        if best.n_base
+        else ""
+    )
+    first = tag(
+        "p",
+        f"From {counted(best.shots, 'labelled picture')} of each of {best.ways} new classes"
+        f"{_pile(best)}, ",
+        tag("strong", best.title),
+        unbroken(
+            f" learns to name {percent(acc.mean)} ± {percent(acc.half)} % of all test pictures "
+            f"right{among}, on average over {best.episodes} episodes."
+        ),
+        class_="lede",
+    )
+    sentences = [_comparison(row, difference) for row, difference in top.others]
+    others = f"On the same episodes that is {_listed(sentences)}." if sentences else ""
+    forgotten = (
+        f" Of the old classes’ pictures it names {percent(best.interval('b_all').mean)} % right; "
+        f"with only old classes to choose from it would be "
+        f"{percent(best.interval('b_b').mean)} %."
+        if best.n_base
+        else ""
+    )
+    return joined([first, tag("p", unbroken((others + forgotten).strip()))])
+
+
+def _pile(row: Row) -> str:
+    size = row.episode_settings["unlabelled"]
+    if row.setting in ("s2i-transductive", "transductive-fsl"):
+        return " and the test pictures themselves, unlabelled"
+    return f" and a pile of {size} unlabelled pictures" if size else ""
+
+
+def _comparison(row: Row, difference: Interval) -> str:
+    how_much = f"{percent(abs(difference.mean))} ± {percent(difference.half)} points"
+    without = " without a pile" if row.setting == "incremental" else ""
+    if not difference.excludes_zero:
+        return f"not clearly different from {row.title}{without} ({how_much})"
+    return f"{how_much} {'more' if difference.mean > 0 else 'less'} than {row.title}{without}"
+
+
+def _listed(parts: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+
+
+def tiles(top: Headline) -> Html:
+    """Four numbers to take away, beside those of the nearest rival."""
+    shown = {
+        "acc": ("all pictures", "named right among all classes"),
+        "n_all": ("new classes", "of their pictures named right"),
+        "b_all": ("old classes", "of their pictures named right"),
+        "delta": ("Δ", "what old and new classes take from each other; nearer 0 is better"),
+    }
+    rival = next((row for row, _ in top.others if row.setting == top.best.setting), None)
+    found = []
+    for metric, (title, meaning) in shown.items():
+        value = top.best.interval(metric).mean
+        if math.isnan(value):  # a setting without base classes
+            continue
+        other = f"{rival.title}: {percent(rival.interval(metric).mean)}" if rival else ""
+        unit = tag("small", " %" if metric != "delta" else " points")
+        found.append(
+            tag(
+                "li",
+                tag("span", title, class_="name"),
+                tag("span", percent(value), unit, class_="value"),
+                tag("span", meaning, class_="meaning"),
+                tag("span", other, class_="rival"),
+            )
+        )
+    return tag("ul", *found, class_="tiles")
+
+
+# ----------------------------------------------------------------------------------------- tables
+
+
+def table(whole: tables.Table) -> Html:
+    """One of the paper's tables; a wide one scrolls in a box of its own."""
+    shown, constant = without_constants(whole)
+    kinds = _kinds(shown.columns)
+    cells = [cell for section in shown.sections for row in section.rows for cell in row]
+    element = tag(
+        "table",
+        tag(
+            "thead",
+            tag("tr", *_groups(shown.columns, kinds), class_="groups"),
+            tag(
+                "tr",
+                *(
+                    tag("th", column.name, scope="col", class_=kind)
+                    for column, kind in zip(shown.columns, kinds, strict=True)
+                ),
+            ),
+        ),
+        *(_table_body(section, kinds) for section in shown.sections),
+        aria_label=shown.title,
+        class_="marked" if any(cell.mark for cell in cells) else "",
+    )
+    note = tag("p", " ".join([shown.note, *constant]), class_="note")
+    return joined([boxed(element, shown.title, tag("h3", shown.title)), note])
+
+
+def boxed(wide: Html, label: str, heading: str = "") -> Html:
+    """What may be wider than a phone scrolls in a box of its own, which a keyboard can reach."""
+    box = tag("div", wide, class_="scroll", role="region", aria_label=label, tabindex="0")
+    return tag("div", heading, box, class_="card")
+
+
+def without_constants(shown: tables.Table) -> tuple[tables.Table, list[str]]:
+    """Columns of labels that say the same in every row are said once instead: phones are narrow."""
+    rows = [row for section in shown.sections for row in section.rows]
+    constant = {
+        place: rows[0][place].text
+        for place, column in enumerate(shown.columns)
+        if place and not column.numeric and len({row[place].text for row in rows}) == 1
+    }
+
+    def kept(row: tuple[T, ...]) -> tuple[T, ...]:
+        return tuple(value for place, value in enumerate(row) if place not in constant)
+
+    sections = tuple(replace(s, rows=tuple(map(kept, s.rows))) for s in shown.sections)
+    said = [f"{shown.columns[place].name}: {text}." for place, text in constant.items()]
+    return replace(shown, columns=kept(shown.columns), sections=sections), said
+
+
+def _kinds(columns: Sequence[tables.Column]) -> list[str]:
+    """Of numbers or not, and whether a group of columns begins: as CSS classes."""
+    before = ["", *(column.group for column in columns)]
+    return [
+        ("number" if column.numeric else "label")
+        + (" start" if column.numeric and column.group != group else "")
+        for column, group in zip(columns, before, strict=False)
+    ]
+
+
+def _groups(columns: Sequence[tables.Column], kinds: Sequence[str]) -> Iterator[Html]:
+    place = 0
+    for group, members in groupby(columns, lambda column: column.group):
+        width = len(list(members))
+        scope = {"scope": "colgroup"} if group else {}
+        yield tag("th", group, colspan=str(width), class_=kinds[place], **scope)
+        place += width
+
+
+def _table_body(section: tables.Section, kinds: Sequence[str]) -> Html:
+    title = tag("th", section.title, scope="rowgroup", colspan=str(len(kinds)))
+    lines = [
+        tag(
+            "tr",
+            tag("th", row[0].text, scope="row"),
+            *(
+                tag("td", _cell(c), class_=kind)
+                for c, kind in list(zip(row, kinds, strict=True))[1:]
+            ),
+        )
+        for row in section.rows
+    ]
+    return tag("tbody", tag("tr", title, class_="section") if section.title else "", *lines)
+
+
+def _cell(cell: tables.Cell) -> Html:
+    if cell.value is None:
+        return joined([cell.text])
+    mean, sign, half = cell.text.replace("-", "−").partition(" ± ")
+    text = tag("strong", mean) if cell.bold else joined([mean])
+    interval = tag("small", sign + half) if sign else ""
+    direction = "up" if "↑" in cell.mark else "down"
+    return joined([text, interval, tag("span", cell.mark, class_=f"mark {direction}")])
+
+
+# ---------------------------------------------------------------------------------------- figures
+
+
+def figure(shown: Figure) -> Html:
+    """A drawing with its own words under it."""
+    image = tag("img", src=data_uri(shown.png), alt=shown.text, class_="drawing")
+    return tag("figure", boxed(image, shown.title), tag("figcaption", shown.text))
+
+
+# ---------------------------------------------------------------------------------------- answers
+
+
+def confusions(found: Sequence[Answered]) -> Html:
+    """A matrix a method."""
+    if not found:
+        return Html()
+    first = found[0].row
+    crossing = [
+        f"{one.row.title} takes {percent(one.confusion.base_to_novel)} of 100 old classes’ "
+        "pictures for new ones"
+        for one in found
+    ]
+    text = (
+        "Of 100 pictures of old and of new classes, how many are named right, mistaken within "
+        f"their own group, or across the border between the two ({first.shots}-shot, "
+        f"{first.episodes} episodes). {'; '.join(crossing)}."
+    )
+    matrices = [_matrix(one.row.title, one.confusion) for one in found]
+    return joined([tag("p", text), tag("div", *matrices, class_="matrices")])
+
+
+def _matrix(title: str, shares: Confusion) -> Html:
+    columns = ("right", "wrong, same group", "wrong group")
+    rows = {
+        "old classes": (shares.base_right, shares.base_to_other_base, shares.base_to_novel),
+        "new classes": (shares.novel_right, shares.novel_to_other_novel, shares.novel_to_base),
+    }
+    head = tag("tr", tag("td"), *(tag("th", column, scope="col") for column in columns))
+    lines = [
+        tag(
+            "tr",
+            tag("th", name, scope="row"),
+            *(
+                tag(
+                    "td",
+                    percent(share),
+                    class_="good" if place == 0 else "bad",
+                    style=f"--share:{share:.4f}",
+                )
+                for place, share in enumerate(values)
+            ),
+        )
+        for name, values in rows.items()
+    ]
+    return tag("table", tag("caption", title), tag("thead", head), tag("tbody", *lines))
+
+
+def classes(found: Sequence[Answered], store: ImageStore) -> Html:
+    """Bars for novel and for base classes, the worst first."""
+    if not found:
+        return Html()
+    subject, rival = found[-1], found[0] if len(found) > 1 else None
+    text = f"Share of each class’s test pictures that {subject.row.title} names right, worst first"
+    text += f"; the line across a bar is {rival.row.title}." if rival else "."
+    n_base = subject.row.n_base
+    groups = {
+        "New classes": [label for label in subject.classes if label >= n_base],
+        "Old classes": [label for label in subject.classes if label < n_base],
+    }
+    columns = [
+        _bars(title, labels, subject, rival, store) for title, labels in groups.items() if labels
+    ]
+    return joined([tag("p", text), tag("div", *columns, class_="columns")])
+
+
+def _share(one: Answered, label: int) -> float:
+    right, asked = one.classes[label]
+    return right / asked
+
+
+def _bars(
+    title: str,
+    labels: Iterable[int],
+    subject: Answered,
+    rival: Answered | None,
+    store: ImageStore,
+) -> Html:
+    order = sorted(labels, key=lambda label: (_share(subject, label), store.classes[label]))
+    bars = [_bar(label, subject, rival, store) for label in order]
+    worst, rest = bars[:WORST_SHOWN], bars[WORST_SHOWN:]
+    unfolded = (
+        tag(
+            "details",
+            tag("summary", f"{len(rest)} more"),
+            tag("ol", *rest, class_="bars", start=str(WORST_SHOWN + 1)),
+        )
+        if rest
+        else ""
+    )
+    heading = tag("h3", f"{title} ", tag("small", str(len(bars))))
+    return tag("div", heading, tag("ol", *worst, class_="bars"), unfolded)
+
+
+def _bar(label: int, subject: Answered, rival: Answered | None, store: ImageStore) -> Html:
+    name, share = store.classes[label], _share(subject, label)
+    right, asked = subject.classes[label]
+    fill = tag("span", class_="fill", style=f"width:{100 * share:.1f}%")
+    line, more = "", f"{right} of {asked}"
+    if rival and label in rival.classes:
+        there = _share(rival, label)
+        line = tag("span", class_="line", style=f"left:{100 * there:.1f}%")
+        more += f"; {rival.row.title}: {percent(there, 0)} %"
+    example = int((store.labels == label).argmax())
+    return tag(
+        "li",
+        thumbnail(store, example, alt=""),
+        tag("span", name, class_="name", title=name),
+        tag("span", fill, line, class_="bar"),
+        tag("span", f"{percent(share, 0)} %", class_="value"),
+        title=more,
+    )
+
+
+# ------------------------------------------------------------------------------------- prototypes
+
+
+def prototypes(findings: Findings, store: ImageStore) -> Html:
+    """A card for each novel class of one episode."""
+    if not findings.made:
+        return Html()
+    row = findings.answered[-1].row
+    text = (
+        f"Test episode {findings.episode} under {row.title}. Each new class’s prototype is the "
+        "mean of its labelled pictures (weight 1) and of the pile, weighted by pseudo-label. "
+        "Shown are the pile’s pictures of largest weight: ✓ truly of that class, ✗ of another."
+    )
+    return joined([tag("p", text), *(_card(made, store) for made in findings.made)])
+
+
+def _card(made: MadeOf, store: ImageStore) -> Html:
+    share = made.right_weight / made.weight if made.weight else 0.0
+    facts = (
+        f"The pile holds {counted(made.there, 'picture')} of it. All of the pile weighs "
+        f"{made.weight:.1f}, beside {counted(len(made.support), 'labelled picture')}; "
+        f"{percent(share, 0)} % of that weight is truly {made.name}."
+    )
+    supports = [
+        tag(
+            "figure",
+            thumbnail(store, picture, alt=f"Labelled picture of {made.name}"),
+            tag("figcaption", "labelled"),
+            class_="support",
+        )
+        for picture in made.support
+    ]
+    pile = [_pile_picture(one, store) for one in made.pile]
+    mistakes = [_pile_picture(one, store) for one in made.mistakes]
+    wrong = [
+        tag("h4", "Further down, the weightiest pictures of other classes"),
+        tag("div", *mistakes, class_="pictures"),
+    ]
+    return tag(
+        "article",
+        tag("h3", made.name),
+        tag("p", facts),
+        tag("div", *supports, *pile, class_="pictures"),
+        *(wrong if mistakes else []),
+        class_="card prototype",
+    )
+
+
+def _pile_picture(one: PilePicture, store: ImageStore) -> Html:
+    verdict = "truly of this class" if one.right else f"in truth {one.name}"
+    text = f"✓ {one.weight:.2f}" if one.right else f"✗ {one.weight:.2f}"
+    name = "" if one.right else tag("span", one.name)
+    return tag(
+        "figure",
+        thumbnail(store, one.picture, alt=f"Pile picture of weight {one.weight:.2f}, {verdict}"),
+        tag("figcaption", text, name),
+        class_="right" if one.right else "wrong",
+        title=f"weight {one.weight:.3f}, {verdict}",
+    )
+
+
+# ----------------------------------------------------------------------------------------- origin
+
+
+def origin(findings: Findings) -> Html:
+    """All that is needed to make the numbers again."""
+    row = findings.headline.best
+    facts = {
+        "Recipe": row.recipe,
+        "Data": f"{row.data}, content {row.content[:16]}",
+        "Models": f"{row.models} ({row.backbone}); {row.stage} has weights {row.weights}",
+        "Episodes": f"{row.episodes} of {row.split}, seed {row.episode_settings['seed']}, "
+        f"hash {row.episode_hash}",
+        "Hyper-parameters": ", ".join(f"{k} {v}" for k, v in row.hyper.items()) or "none",
+        "Versions": ", ".join(f"{k} {v}" for k, v in row.versions.items()),
+        "Machine": row.machine,
+        "Compute again": f"fewgraft bench rerun {row.id} --in FOLDER",
+    }
+    pairs = [part for key, value in facts.items() for part in (tag("dt", key), tag("dd", value))]
+    text = tag("p", f"For the row of {row.title} above; every row of results.jsonl tells its own.")
+    lines = [tag("li", line) for line in findings.missing]
+    missing = joined([tag("h3", "Not shown"), tag("ul", *lines)]) if lines else ""
+    return joined([text, tag("dl", *pairs), missing])

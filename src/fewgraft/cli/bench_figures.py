@@ -1,0 +1,202 @@
+"""`fewgraft bench ratio`, `tsne` and `report`: results to look at."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fewgraft.errors import FewgraftError
+
+RecipeArgument = Annotated[str, typer.Argument(help="Name of a recipe, or a TOML file.")]
+OutOption = Annotated[
+    Path | None, typer.Option(help="Folder of the results; results/RECIPE if not given.")
+]
+ModelsOption = Annotated[
+    Path | None,
+    typer.Option(help="Folder of a training run; the shipped models if not given."),
+]
+EpisodesOption = Annotated[int, typer.Option(min=2, help="How many.")]
+SeedOption = Annotated[int, typer.Option(min=0, help="Names the sequence of episodes.")]
+
+
+def decimals(text: str) -> list[float]:
+    """Numbers of a comma-separated option."""
+    from fewgraft.cli.bench import listed
+
+    try:
+        return [float(word) for word in listed(text)]
+    except ValueError:
+        raise FewgraftError(f"'{text}' is not a list of numbers such as 0.1,0.5") from None
+
+
+def ratio(
+    recipe: RecipeArgument,
+    methods: Annotated[
+        str, typer.Option(help="Names, separated by commas; `bench methods` lists them.")
+    ] = "+pr,+pr+bias,proposed-without-adaptation",
+    shares: Annotated[
+        str, typer.Option(help="Shares of novel pictures in the pile.")
+    ] = "0.1,0.3,0.5,0.7,0.9",
+    distractors: Annotated[
+        str, typer.Option(help="Numbers of classes in the pile that are neither base nor novel.")
+    ] = "0,2,4,6",
+    shots: Annotated[int, typer.Option(min=1, help="Labelled pictures a novel class.")] = 1,
+    episodes: EpisodesOption = 600,
+    seed: SeedOption = 0,
+    models: ModelsOption = None,
+    out: OutOption = None,
+    engine: Annotated[str, typer.Option(help="here, or ray for a cluster.")] = "here",
+) -> None:
+    """Vary what is in the pile: its share of novel pictures, then its distractor classes.
+
+    Prints tables, and draws ratio.png into the folder of the results. The rows go to a folder of
+    their own in it, ratio/, as they are not the paper's settings. Interrupted, the same command
+    goes on.
+
+    Examples:
+
+      fewgraft bench ratio icons
+
+      fewgraft bench ratio cifar-fs --shares 0.1,0.5,0.9 --distractors 0,5 --shots 5
+    """
+    from rich.console import Console
+
+    from fewgraft.bench.models import models_folder
+    from fewgraft.bench.ratio import Sweep, draw_sweeps, run_sweep, sweep_table
+    from fewgraft.bench.report import RATIO, write_figure
+    from fewgraft.bench.results import Results
+    from fewgraft.bench.runner import Bench
+    from fewgraft.cli.bench import chosen_engine, listed, numbers
+    from fewgraft.training.recipe import load_recipe
+
+    loaded, bench, console = load_recipe(recipe), Bench(), Console()
+    folder = out or Path("results") / loaded.name
+    (folder / "ratio").mkdir(parents=True, exist_ok=True)
+    sweeps = [Sweep.of_shares(decimals(shares)), Sweep.of_distractors(numbers(distractors))]
+    found = [
+        run_sweep(
+            sweep,
+            loaded,
+            models or models_folder(loaded.name),
+            Results(folder / "ratio"),
+            bench,
+            methods=listed(methods),
+            shots=shots,
+            episodes=episodes,
+            seed=seed,
+            engine=chosen_engine(engine),
+        )
+        for sweep in sweeps
+        if sweep.values
+    ]
+    if not found:
+        raise FewgraftError("there is nothing to vary", "Name some --shares or --distractors.")
+    for swept in found:
+        console.print(sweep_table(swept))
+        for value, reason in swept.left_out.items():
+            console.print(f"{value:g} is left out: {reason}", highlight=False, markup=False)
+    write_figure(draw_sweeps(found), " ".join(map(str, found)), folder / RATIO)
+    typer.echo(f"wrote {folder / RATIO}, rows are in {folder / 'ratio'}")
+
+
+def tsne(
+    recipe: RecipeArgument,
+    methods: Annotated[
+        str, typer.Option(help="Names, separated by commas: a panel each.")
+    ] = "+pr,proposed-without-adaptation",
+    episode: Annotated[int, typer.Option(min=0, help="Which test episode.")] = 0,
+    base: Annotated[
+        str, typer.Option(help="Base classes: nearest to the novel ones, or random.")
+    ] = "nearest",
+    shots: Annotated[int, typer.Option(min=1, help="Labelled pictures a novel class.")] = 1,
+    seed: SeedOption = 0,
+    models: ModelsOption = None,
+    out: OutOption = None,
+) -> None:
+    """Draw where pictures and prototypes of one episode lie in feature space.
+
+    The novel classes of the episode and as many base classes; tsne.png goes into the folder of the
+    results.
+
+    Examples:
+
+      fewgraft bench tsne icons
+
+      fewgraft bench tsne icons --methods +pr,proposed --episode 7 --base random
+    """
+    from fewgraft.bench.models import models_folder
+    from fewgraft.bench.report import TSNE, write_figure
+    from fewgraft.bench.runner import Bench, jobs
+    from fewgraft.bench.tsne import choose, describe, draw_views, view
+    from fewgraft.cli.bench import listed
+    from fewgraft.training.recipe import load_recipe
+
+    loaded, bench = load_recipe(recipe), Bench()
+    folder = out or Path("results") / loaded.name
+    folder.mkdir(parents=True, exist_ok=True)
+    places = models or models_folder(loaded.name)
+    wanted = []
+    for name in listed(methods):
+        settings = ["s2i", "incremental"]  # a method that uses no pile has a row in the latter
+        found = jobs(loaded, places, [name], settings, [shots], episode + 1, seed=seed)
+        if not found:
+            raise FewgraftError(f"'{name}' does not tell base and novel classes apart")
+        wanted += found
+    if not wanted:
+        raise FewgraftError("name one or more methods")
+    shown = choose(bench, wanted[0], episode, base, seed)
+    views = [view(bench, job, episode, shown) for job in wanted]
+    text = describe(shown, views, episode)
+    write_figure(draw_views(shown, views), text, folder / TSNE)
+    typer.echo(f"{text}\nwrote {folder / TSNE}")
+
+
+def report(
+    results: Annotated[Path, typer.Argument(help="Folder of the results.")],
+    recipe: Annotated[
+        str | None, typer.Option(help="For --figures; the recipe of the results if not given.")
+    ] = None,
+    figures: Annotated[
+        bool, typer.Option("--figures", help="Draw both figures first (`bench ratio`, `tsne`).")
+    ] = False,
+    episode: Annotated[int, typer.Option(min=0, help="Whose prototypes are looked at.")] = 0,
+    episodes: Annotated[
+        int | None, typer.Option(min=2, help="Only rows of that many episodes.")
+    ] = None,
+    split: Annotated[str | None, typer.Option(help="Only rows of that split.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Only rows of that seed.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The file; RESULTS/report.html if not given.")
+    ] = None,
+) -> None:
+    """Write one HTML file that shows the results: tables, figures, classes and pictures.
+
+    It needs no network and nothing beside it: send it to whom you like.
+
+    Examples:
+
+      fewgraft bench report results/icons
+
+      fewgraft bench report results/icons --figures --episode 7 --out icons.html
+    """
+    from fewgraft.bench.report import chosen_rows, find
+    from fewgraft.bench.report_page import page
+    from fewgraft.bench.results import Results
+    from fewgraft.bench.runner import Bench
+    from fewgraft.bench.tables import Choice
+    from fewgraft.files import write_atomically
+
+    folder, choice = Results(results), Choice(episodes=episodes, split=split, seed=seed)
+    if figures:
+        row = next(iter(chosen_rows(folder, choice).values()))
+        name, models = recipe or row.recipe, Path(row.models)
+        drawn_seed = row.episode_settings["seed"]
+        ratio(name, episodes=row.episodes, seed=drawn_seed, models=models, out=results)
+        tsne(name, episode=episode, seed=drawn_seed, models=models, out=results)
+    text = page(find(folder, choice, episode, Bench()))
+    path = out or results / "report.html"
+    try:
+        write_atomically(path, text.encode())
+    except OSError as error:
+        raise FewgraftError(f"cannot write {path}: {error.strerror}") from None
+    typer.echo(f"wrote {path}, {len(text) // 1024} KB")

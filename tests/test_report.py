@@ -1,0 +1,440 @@
+"""The report: its numbers against a second computation, its page in a real browser."""
+
+import base64
+import io
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+import typer
+from PIL import Image
+from typer.testing import CliRunner
+
+from fewgraft.bench import report
+from fewgraft.bench.models import models_folder
+from fewgraft.bench.ratio import Curve, Sweep, Swept, draw_sweeps
+from fewgraft.bench.report import (
+    LOOKED_AT,
+    RATIO,
+    TSNE,
+    Findings,
+    Headline,
+    answered,
+    chosen_rows,
+    find,
+    headline,
+    made_of,
+    pile_weights,
+    write_figure,
+)
+from fewgraft.bench.report_page import page, summary, table, tag, thumbnail, without_constants
+from fewgraft.bench.results import Results, Row
+from fewgraft.bench.runner import Bench, job_of, jobs, run
+from fewgraft.bench.tables import Choice, build
+from fewgraft.cli import bench_figures
+from fewgraft.data.store import ImageStore
+from fewgraft.errors import FewgraftError
+from fewgraft.methods.prototype_refinement import PrototypeRefinement
+from fewgraft.metrics import Interval
+from fewgraft.training.recipe import load_recipe
+
+if TYPE_CHECKING:
+    from selenium.webdriver import Chrome
+
+FEW = 10
+SECTIONS = ("tables", "figure-0", "figure-1", "confusion", "classes", "pile", "origin")
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Features once for whoever looks at figures; a bank's name says all that is in it."""
+    return tmp_path_factory.getbasetemp() / "home-of-figures"
+
+
+@pytest.fixture(autouse=True)
+def _shared_home(home: Path, _own_home: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEWGRAFT_HOME", str(home))
+
+
+@pytest.fixture(scope="module")
+def bench() -> Bench:
+    return Bench()
+
+
+@pytest.fixture(scope="module")
+def results(home: Path, bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """A real run of few episodes, and figures beside it."""
+    made = Results(tmp_path_factory.mktemp("results"))
+    recipe, models = load_recipe("icons"), models_folder("icons")
+    names = ["meta-inc-baseline", *LOOKED_AT]
+    settings = ["incremental", "s2i", "fsl", "semi-fsl"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEWGRAFT_HOME", str(home))
+        list(run(jobs(recipe, models, names, settings, [1, 5], FEW), made, bench))
+    points = (Interval(0.6, 0.01), Interval(0.7, 0.02))
+    curve = Curve("A & B", points, Interval(0.1, 0.005))
+    swept = Swept(Sweep("novel_share", (0.1, 0.9), "share"), 1, 40, (0.1, 0.9), {}, (curve,))
+    for name in (RATIO, TSNE):
+        write_figure(draw_sweeps([swept]), str(swept), made.folder / name)
+    return made
+
+
+@pytest.fixture(scope="module")
+def findings(home: Path, results: Results, bench: Bench) -> Findings:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEWGRAFT_HOME", str(home))
+        return find(results, Choice(), 0, bench)
+
+
+def the_row(results: Results, method: str, setting: str = "s2i", shots: int = 1) -> Row:
+    return chosen_rows(results, Choice())[method, setting, shots]
+
+
+# --- what it tells ---
+
+
+def test_the_pile_weights_are_those_that_made_the_prototypes(
+    results: Results, bench: Bench
+) -> None:
+    """The weighted mean, picture by picture, is the prototype that the method answers with."""
+    for method in LOOKED_AT:
+        job = job_of(the_row(results, method))
+        refinement = job.configured
+        assert isinstance(refinement, PrototypeRefinement)
+        task = bench.gallery(job).task(bench.episodes(job)[0], slice(0, 2), pictures=False)
+        weights = pile_weights(refinement, task)
+        fitted = refinement.fit(task).novel
+        for e in range(2):
+            for way in range(5):
+                total = torch.zeros(task.support.shape[-1])
+                for feature, label in zip(task.support[e], task.labels[e], strict=True):
+                    total += (label == way) * feature / feature.norm()
+                for feature, weight in zip(task.unlabelled[e], weights[e, :, way], strict=True):
+                    total += weight * feature / feature.norm()
+                torch.testing.assert_close(total / total.norm(), fitted[e, way])
+        still = pile_weights(refinement.changed(steps=0), task)
+        assert still.shape == weights.shape
+        assert not still.any()
+
+
+def test_pictures_of_the_pile_say_what_they_truly_are(
+    icons: ImageStore, results: Results, bench: Bench
+) -> None:
+    row = the_row(results, LOOKED_AT[1])
+    episodes, answers = bench.episodes(job_of(row))
+    classes = list(made_of(row, 3, bench))
+    assert [made.name for made in classes] == [
+        icons.classes[c] for c in episodes.classes[3].tolist()
+    ]
+    pile = set(episodes.unlabelled[3].tolist())
+    for way, made in enumerate(classes):
+        assert made.support == (episodes.support[3, way].item(),)
+        assert made.there == 30
+        assert 0 < made.right_weight <= made.weight
+        shown = [*made.pile, *made.mistakes]
+        assert len({one.picture for one in shown}) == len(shown)
+        weights = [one.weight for one in made.pile]
+        assert weights == sorted(weights, reverse=True)
+        assert all(0 <= one.weight <= min(weights) for one in made.mistakes)
+        assert not any(one.right for one in made.mistakes)
+        for one in shown:
+            assert one.picture in pile
+            assert one.name == icons.classes[icons.labels[one.picture]]
+            assert one.right == (one.name == made.name)
+            place = episodes.unlabelled[3].tolist().index(one.picture)
+            label = answers.unlabelled_labels[3, place].item()
+            assert one.right == (label == episodes.n_base + way)
+    with pytest.raises(FewgraftError, match="no episode 10 among the 10"):
+        list(made_of(row, FEW, bench))
+
+
+def test_answers_agree_with_the_row_they_belong_to(results: Results, bench: Bench) -> None:
+    row = the_row(results, "+pr")
+    found = answered(row, bench)
+    assert found.confusion.base_right == pytest.approx(row.interval("b_all").mean)
+    assert found.confusion.novel_right == pytest.approx(row.interval("n_all").mean)
+    right, asked = (sum(counts) for counts in zip(*found.classes.values(), strict=True))
+    assert asked == FEW * 150
+    assert right / asked == pytest.approx(row.interval("acc").mean)
+
+
+def test_the_headline_is_the_best_row_of_the_task(results: Results) -> None:
+    rows = chosen_rows(results, Choice())
+    top = headline(rows, results)
+    here = [r for r in rows.values() if r.setting == "s2i" and r.shots == 1]
+    assert top.best.interval("acc").mean == max(r.interval("acc").mean for r in here)
+    assert [row.method for row, _ in top.others][-1] == "meta-inc-baseline"
+    for row, difference in top.others:
+        by_hand = [
+            a - b
+            for a, b in zip(
+                results.scores(top.best).acc.tolist(), results.scores(row).acc.tolist(), strict=True
+            )
+        ]
+        assert difference.mean == pytest.approx(sum(by_hand) / FEW)
+    regular = {key: row for key, row in rows.items() if row.n_base == 0}
+    assert headline(regular, results).best.setting == "semi-fsl"
+
+
+def test_a_model_that_changed_is_not_passed_off_as_the_old_one(
+    results: Results, bench: Bench, tmp_path: Path
+) -> None:
+    row = the_row(results, "+pr")
+    other = Results(tmp_path)
+    other.append(row.model_copy(update={"weights": "0" * 16}), results.scores(row))
+    found = find(other, Choice(), 0, bench)
+    assert not found.answered
+    assert any("another model" in line for line in found.missing)
+    assert any("no 1-shot s2i row" in line for line in found.missing)
+    assert any(RATIO in line for line in found.missing)
+    text = page(found)
+    assert "Not shown" in text
+    assert 'id="classes"' not in text
+
+
+def test_results_that_are_not_there_are_an_error(tmp_path: Path, results: Results) -> None:
+    with pytest.raises(FewgraftError, match="no results"):
+        chosen_rows(Results(tmp_path), Choice())
+    with pytest.raises(FewgraftError, match="with --episodes 7"):
+        chosen_rows(results, Choice(episodes=7))
+
+
+# --- how it is said ---
+
+
+def words(markup: str) -> str:
+    """What a reader reads."""
+
+    class Reader(HTMLParser):
+        text = ""
+
+        def handle_data(self, data: str) -> None:
+            self.text += data
+
+    reader = Reader()
+    reader.feed(markup)
+    return reader.text.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_the_summary_says_which_way_and_whether_it_is_clear(findings: Findings) -> None:
+    best = findings.headline.best
+    text = words(summary(findings.headline))
+    assert f"{100 * best.interval('acc').mean:.1f} ±" in text
+    assert f"{best.n_base} old (base) and 5 new (novel)" in text
+    assert "1 labelled picture of each" in text
+    assert "300 unlabelled" in text
+    rival = findings.headline.others[0][0]
+    for difference, said in (
+        (Interval(0.05, 0.01), f"5.0 ± 1.0 points more than {rival.title}"),
+        (Interval(-0.05, 0.01), f"5.0 ± 1.0 points less than {rival.title}"),
+        (Interval(0.05, 0.06), f"not clearly different from {rival.title}"),
+    ):
+        assert said in words(summary(Headline(best, ((rival, difference),))))
+
+
+def test_tables_say_what_the_data_says(results: Results) -> None:
+    plain = build(results, "main")
+    text = words(table(plain))
+    for section in plain.sections:
+        for row in section.rows:
+            assert row[0].text in text
+            for cell in row[2:]:
+                assert cell.text.replace("-", "−").split(" ± ")[0] in text
+    assert "Backbone: resnet12-tiny." in text, "said once"
+    shorter, said = without_constants(plain)
+    assert [column.name for column in shorter.columns][:2] == ["Method", "Acc"]
+    assert len(said) == 1
+    assert len(shorter.sections[0].rows[0]) == len(shorter.columns)
+    marked = build(results, "ablation")
+    assert without_constants(marked) == (marked, []), "ticks differ from row to row"
+
+
+def test_names_are_escaped(findings: Findings) -> None:
+    assert tag("p", '<b> & "x"', title='"<&') == (
+        '<p title="&quot;&lt;&amp;">&lt;b&gt; &amp; "x"</p>'
+    )
+    hostile = "<script>alert('x')</script><img src=x onerror=y>\" onload=\"z"
+    store = findings.store
+    assert store
+    names = (hostile,) * len(store.classes)
+    renamed = replace(store, manifest=store.manifest.model_copy(update={"classes": names}))
+    made = tuple(
+        replace(
+            one,
+            name=hostile,
+            pile=tuple(replace(p, name=hostile) for p in one.pile),
+            mistakes=tuple(replace(p, name=hostile) for p in one.mistakes),
+        )
+        for one in findings.made
+    )
+    row = findings.headline.best.model_copy(update={"title": hostile, "data": hostile})
+    top = replace(findings.headline, best=row)
+    text = page(replace(findings, store=renamed, made=made, headline=top))
+    assert hostile in words(text)
+
+    class Strict(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            assert tag != "script"
+            assert not {name for name, _ in attrs if name.startswith("on")}
+            assert dict(attrs).get("src", "data:").startswith("data:")  # type: ignore[union-attr]
+
+    Strict().feed(text)
+
+
+def test_the_page_needs_nothing_beside_it(findings: Findings) -> None:
+    text = page(findings)
+    assert text == page(findings), "the same results give the same bytes"
+    for address in re.findall(r"(?:src|href)=\"([^\"]{0,40})", text):
+        assert address.startswith(("data:image/png;base64,", "#"))
+    style = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)[0]
+    assert "url(" not in style
+    assert "@import" not in style
+    assert "://" not in text
+    assert re.findall(r'<section id="([^"]*)"', text) == list(SECTIONS)
+
+
+def test_thumbnails_are_small_and_keep_their_colours(icons: ImageStore) -> None:
+    pictures = np.zeros((1, 84, 84, 3), np.uint8)
+    pictures[..., 0] = 255
+    photos = replace(icons, pictures=pictures)
+    for store, size, mode in ((photos, 64, "RGB"), (icons, 32, "L")):
+        markup = thumbnail(store, 0, alt="x")
+        (packed,) = re.findall(r'src="data:image/png;base64,([^"]*)"', markup)
+        image = Image.open(io.BytesIO(base64.b64decode(packed)))
+        assert (image.size, image.mode) == ((size, size), mode)
+        if mode == "RGB":
+            assert image.getpixel((9, 9)) == (255, 0, 0)
+        else:
+            np.testing.assert_array_equal(np.asarray(image), icons.pictures[0, :, :, 0])
+
+
+def test_without_base_classes_there_is_less_to_say(results: Results, bench: Bench) -> None:
+    """Rows of regular few-shot learning alone are a report, too."""
+    other = Results(results.folder / "regular")
+    other.folder.mkdir()
+    for method, setting in (("+pr", "semi-fsl"), ("meta-inc-baseline", "fsl")):
+        row = the_row(results, method, setting)
+        other.append(row, results.scores(row))
+    text = words(page(find(other, Choice(), 0, bench)))
+    assert "150 unlabelled pictures" in text
+    assert "old classes’" not in text
+    assert "nan" not in text
+
+
+def test_the_command_draws_and_writes(results: Results, tmp_path: Path) -> None:
+    app = typer.Typer()
+    app.command()(bench_figures.report)
+    folder = tmp_path / "results"
+    shutil.copytree(results.folder, folder, ignore=shutil.ignore_patterns("*.png", "regular"))
+    done = CliRunner().invoke(app, [str(folder), "--figures", "--episode", "2"])
+    assert done.exit_code == 0, done.output
+    text = (folder / "report.html").read_text()
+    assert re.findall(r'<section id="([^"]*)"', text) == list(SECTIONS)
+    assert "Test episode 2" in text
+    out = tmp_path / "elsewhere" / "page.html"
+    done = CliRunner().invoke(app, [str(folder), "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    assert out.is_file()
+
+
+# --- in a browser ---
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Chrome"]:
+    if not (CHROMIUM and DRIVER) and "CI" not in os.environ:
+        pytest.skip("chromium and chromedriver are not installed")
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM or ""
+    for flag in (
+        "headless",
+        "no-sandbox",
+        "disable-gpu",
+        "disable-quic",
+        "no-first-run",
+        "disable-background-networking",
+        "disable-component-update",
+        "disable-sync",
+        f"user-data-dir={tmp_path_factory.mktemp('profile')}",
+    ):
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    yield driver
+    driver.quit()
+
+
+def shown(browser: "Chrome", path: Path, width: int, scheme: str) -> None:
+    """Open a page in a window of that width and colour scheme."""
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    command: Any = browser.execute_cdp_cmd
+    command("Emulation.setDeviceMetricsOverride", size)
+    command("Emulation.setEmulatedMedia", media)
+    browser.get(path.as_uri())
+
+
+@pytest.fixture(scope="module")
+def page_file(findings: Findings, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(page(findings))
+    return path
+
+
+def logged(browser: "Chrome", kind: str) -> list[dict[str, Any]]:
+    """What was logged since the last time."""
+    log: Any = browser.get_log
+    return list(log(kind))
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1280, "light"), (1280, "dark")])
+def test_the_page_in_a_browser(browser: "Chrome", page_file: Path, width: int, scheme: str) -> None:
+    for kind in ("browser", "performance"):
+        logged(browser, kind)
+    shown(browser, page_file, width, scheme)
+
+    def value(script: str) -> Any:
+        return browser.execute_script(f"return {script}")
+
+    value("document.querySelectorAll('details').forEach(d => d.open = true)")
+    assert value("innerWidth") == width
+    assert value("document.documentElement.scrollWidth") <= width
+    outside = "[...document.querySelectorAll('body *')].filter(e => !e.closest('.scroll'))"
+    wide = value(f"{outside}.filter(e => e.getBoundingClientRect().right > innerWidth).length")
+    assert wide == 0, "only boxes that scroll by themselves may hold wider things"
+    images = value("[...document.images].map(i => i.complete && i.naturalWidth > 0)")
+    assert len(images) > 150
+    assert all(images)
+    assert value("[...document.images].every(i => i.hasAttribute('alt'))")
+    sections = value("[...document.querySelectorAll('main > section')].map(s => s.id)")
+    assert tuple(sections) == SECTIONS
+    assert min(value("[...document.querySelectorAll('section')].map(s => s.offsetHeight)")) > 100
+    colour = re.findall(r"\d+", value("getComputedStyle(document.body).backgroundColor"))[:3]
+    assert (sum(map(int, colour)) < 3 * 60) == (scheme == "dark")
+    assert [entry["message"] for entry in logged(browser, "browser")] == []
+    events = [json.loads(e["message"])["message"] for e in logged(browser, "performance")]
+    sent = [e["params"]["request"] for e in events if e["method"] == "Network.requestWillBeSent"]
+    addresses = [request["url"] for request in sent if not request["url"].startswith("data:")]
+    assert addresses == [page_file.as_uri()], "the page itself, and nothing else"
+
+
+def test_the_list_of_contents_leads_to_the_sections(browser: "Chrome", page_file: Path) -> None:
+    shown(browser, page_file, 1280, "light")
+    links = browser.find_elements("css selector", "nav a")
+    assert len(links) == len(SECTIONS)
+    links[3].click()
+    assert browser.current_url.endswith("#confusion")
+    assert report.FIGURES[RATIO] == links[1].text
