@@ -36,9 +36,10 @@ from fewgraft.bench.report import (
     pile_weights,
     write_figure,
 )
-from fewgraft.bench.report_page import page, summary, table, tag, thumbnail, without_constants
+from fewgraft.bench.report_page import page, summary, table, tag, thumbnail
 from fewgraft.bench.results import Results, Row
 from fewgraft.bench.runner import Bench, job_of, jobs, run
+from fewgraft.bench.table_formats import without_constants
 from fewgraft.bench.tables import Choice, build
 from fewgraft.cli import bench_figures
 from fewgraft.data.store import ImageStore

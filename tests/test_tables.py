@@ -15,11 +15,12 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
+from fewgraft.bench.comparison import compare, comparison_table
 from fewgraft.bench.models import models_folder
 from fewgraft.bench.results import Results, Row, row_id
 from fewgraft.bench.runner import Bench, jobs, run
+from fewgraft.bench.table_formats import FORMATS, latex, markdown, terminal
 from fewgraft.bench.tables import (
-    FORMATS,
     LAYOUTS,
     NAMES,
     Cell,
@@ -29,11 +30,6 @@ from fewgraft.bench.tables import (
     Section,
     Table,
     build,
-    compare,
-    comparison_table,
-    latex,
-    markdown,
-    terminal,
 )
 from fewgraft.cli import bench_tables
 from fewgraft.episodes import SETTINGS, EpisodeSettings

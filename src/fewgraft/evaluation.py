@@ -8,7 +8,7 @@ from fewgraft.episodes import Answers, Episodes
 from fewgraft.metrics import Scores, join_scores, score
 from fewgraft.prototypes import Refinement, cosine_logits, joint_logits
 
-CHUNK = 50  # episodes at a time: large enough for large matrix products, small enough for the cache
+CHUNK = 10  # episodes at a time: large enough for large matrix products, small enough for the cache
 
 
 def episode_logits(

@@ -12,14 +12,17 @@ from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
 MINUS_INFINITY = float("-inf")
+TINY = 1e-12
 
 
 def cosine_logits(features: Tensor, weights: Tensor, gamma: float | Tensor = 1.0) -> Tensor:
     """γ · cos(f, w_k), the exponents of Eq. 1.
 
-    features [..., Q, d], weights [..., K, d] → [..., Q, K]; leading dimensions broadcast.
+    features [..., Q, d], weights [..., K, d] → [..., Q, K]; leading dimensions broadcast. The few
+    products are divided by the length of f, not the many features.
     """
-    return gamma * normalize(features, dim=-1) @ normalize(weights, dim=-1).transpose(-2, -1)
+    directions = gamma * normalize(weights, dim=-1)
+    return features @ directions.transpose(-2, -1) * _inverse_length(features)
 
 
 def prototypes(
@@ -34,7 +37,8 @@ def prototypes(
     members = one_hot(labels, n_classes).to(features.dtype)  # [E, S, n_classes]
     if (members.sum(1) == 0).any():
         raise ValueError("every class needs at least one support picture")
-    return _weighted_means(_prepared(features, normalise), members, normalise)
+    means = members.transpose(1, 2) @ _prepared(features, normalise) / members.sum(1)[..., None]
+    return _prepared(means, normalise)
 
 
 @dataclass(frozen=True)
@@ -72,16 +76,20 @@ def refine(
     unlabelled pictures over the base classes, which do not change from step to step (N_b = 0 is
     plain few-shot learning; a column of −∞ is a base class that this episode does without).
     """
+    # What is the same in every step: the support's share of the sums, lengths, base beliefs.
     members = one_hot(labels, novel.shape[1]).to(novel.dtype)
-    support, unlabelled = _prepared(support, normalise), _prepared(unlabelled, normalise)
-    pictures = torch.cat([unlabelled, support], dim=1)
+    own = members.transpose(1, 2) @ _prepared(support, normalise)
+    inverse = _inverse_length(unlabelled)
     base = BaseBelief.of(base_logits, how)
     for _ in range(how.steps):
-        logits = cosine_logits(unlabelled, novel, gamma) + how.novel_bias
-        weights = torch.cat([pseudo_labels(logits, base, how), members], dim=1)
-        estimate = _weighted_means(pictures, weights, normalise)  # Eq. 3
+        directions = gamma * normalize(novel, dim=-1)
+        logits = unlabelled @ directions.transpose(1, 2) * inverse + how.novel_bias
+        weights = pseudo_labels(logits, base, how)  # [E, U, N]
+        total = (weights * inverse if normalise else weights).transpose(1, 2) @ unlabelled + own
+        count = weights.sum(1) + members.sum(1)
+        estimate = _prepared(total / count[..., None], normalise)  # Eq. 3
         novel = how.alpha * estimate + (1 - how.alpha) * novel  # Eq. 4
-        novel = normalize(novel, dim=-1) if normalise else novel
+        novel = _prepared(novel, normalise)
     return novel
 
 
@@ -125,10 +133,10 @@ def _prepared(features: Tensor, normalise: bool) -> Tensor:
     return normalize(features, dim=-1) if normalise else features
 
 
-def _weighted_means(features: Tensor, weights: Tensor, normalise: bool) -> Tensor:
-    """features [E, n, d], weights [E, n, K] → means [E, K, d]."""
-    means = weights.transpose(1, 2) @ features / weights.sum(1)[..., None]
-    return normalize(means, dim=-1) if normalise else means
+def _inverse_length(features: Tensor) -> Tensor:
+    """1 / ‖f‖ [..., 1]; a feature of length 0 has no direction, and all its products are 0."""
+    length: Tensor = torch.linalg.vector_norm(features, dim=-1, keepdim=True)
+    return 1 / length.clamp(min=TINY)
 
 
 def join_logits(base: Tensor, novel: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """A model over the pictures of a split: whatever an episode asks for is gathered by index."""
 
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,7 +21,13 @@ from fewgraft.prototypes import cosine_logits
 class Gallery:
     """Features and base scores once a picture, not once an episode."""
 
-    def __init__(self, model: CosineModel, store: ImageStore, split: str = "test") -> None:
+    def __init__(
+        self,
+        model: CosineModel,
+        store: ImageStore,
+        split: str = "test",
+        features: Path | None = None,
+    ) -> None:
         if model.card.classes != store.base_classes:
             raise FewgraftError(
                 f"the model knows other base classes than {store.manifest.name} has",
@@ -29,6 +36,7 @@ class Gallery:
         self.model = model
         self.store = store
         self.split = split
+        self._features = features
         self.gamma = model.gamma.item()
         self.weights = model.weight.detach()
 
@@ -41,7 +49,7 @@ class Gallery:
     def bank(self) -> FeatureBank:
         """Features of the split's pictures."""
         parts = [self.store.indices(Part(f"{kind}/{self.split}")) for kind in ("base", "novel")]
-        return feature_bank(self.model, self.store, np.concatenate(parts))
+        return feature_bank(self.model, self.store, np.concatenate(parts), self._features)
 
     @cached_property
     def _base_scores(self) -> Tensor:

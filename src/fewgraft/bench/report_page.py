@@ -5,7 +5,7 @@ import html
 import io
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import resources
 from itertools import groupby
 from typing import TypeVar
@@ -15,6 +15,7 @@ from PIL import Image
 from fewgraft.bench import tables
 from fewgraft.bench.report import Answered, Figure, Findings, Headline, MadeOf, PilePicture
 from fewgraft.bench.results import Row
+from fewgraft.bench.table_formats import without_constants
 from fewgraft.data.store import ImageStore
 from fewgraft.metrics import Confusion, Interval
 
@@ -245,23 +246,6 @@ def boxed(wide: Html, label: str, heading: str = "") -> Html:
     """What may be wider than a phone scrolls in a box of its own, which a keyboard can reach."""
     box = tag("div", wide, class_="scroll", role="region", aria_label=label, tabindex="0")
     return tag("div", heading, box, class_="card")
-
-
-def without_constants(shown: tables.Table) -> tuple[tables.Table, list[str]]:
-    """Columns of labels that say the same in every row are said once instead: phones are narrow."""
-    rows = [row for section in shown.sections for row in section.rows]
-    constant = {
-        place: rows[0][place].text
-        for place, column in enumerate(shown.columns)
-        if place and not column.numeric and len({row[place].text for row in rows}) == 1
-    }
-
-    def kept(row: tuple[T, ...]) -> tuple[T, ...]:
-        return tuple(value for place, value in enumerate(row) if place not in constant)
-
-    sections = tuple(replace(s, rows=tuple(map(kept, s.rows))) for s in shown.sections)
-    said = [f"{shown.columns[place].name}: {text}." for place, text in constant.items()]
-    return replace(shown, columns=kept(shown.columns), sections=sections), said
 
 
 def _kinds(columns: Sequence[tables.Column]) -> list[str]:

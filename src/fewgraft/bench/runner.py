@@ -27,7 +27,7 @@ from fewgraft.metrics import METRICS, Scores, join_scores, score, summarise
 from fewgraft.progress import track
 from fewgraft.training.recipe import Recipe
 
-CHUNK, MOVING_CHUNK = 50, 5  # episodes at a time; part of the numbers to the last bit
+CHUNK, MOVING_CHUNK = 10, 5  # episodes at a time; part of the numbers to the last bit
 
 
 @dataclass(frozen=True)
@@ -109,9 +109,10 @@ def makes_sense(spec: MethodSpec, setting: str) -> bool:
 
 
 class Bench:
-    """Data, models and episodes, each opened once."""
+    """Data, models and episodes, each opened once; `features` is where features are kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, features: Path | None = None) -> None:
+        self._features = features
         self._stores: dict[str, ImageStore] = {}
         self._galleries: dict[tuple[str, Path, str, str], Gallery] = {}
         self._episodes: dict[tuple[str, EpisodeSettings, int], tuple[Episodes, Answers]] = {}
@@ -128,7 +129,7 @@ class Bench:
         key = (job.data, job.models, job.spec.stage, split)
         if key not in self._galleries:
             model = stage_model(job.models, job.spec.stage)
-            self._galleries[key] = Gallery(model, self.store(job.data), split)
+            self._galleries[key] = Gallery(model, self.store(job.data), split, self._features)
         return self._galleries[key]
 
     def episodes(self, job: Job) -> tuple[Episodes, Answers]:

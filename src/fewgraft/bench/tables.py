@@ -5,19 +5,11 @@ queries in every setting, so that two rows are compared episode by episode. What
 has an arrow, is decided by these paired differences and not by intervals side by side.
 """
 
-import csv
-import io
 import math
-import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, groupby
 
-from rich import box
-from rich.console import Group, RenderableType
-from rich.table import Table as RichTable
-from rich.text import Text
 from torch import Tensor
 
 from fewgraft.bench.results import Results, Row
@@ -25,7 +17,7 @@ from fewgraft.bench.runner import makes_sense
 from fewgraft.episodes import SETTINGS
 from fewgraft.errors import FewgraftError, nearest
 from fewgraft.methods import methods
-from fewgraft.metrics import Interval, Paired, Scores, interval, paired
+from fewgraft.metrics import Interval, Scores, paired
 
 MISSING = "–"
 BASELINE = ("meta-inc-baseline", "incremental")
@@ -52,9 +44,6 @@ NAMES = {
     "harmonic": "H",
 }
 Key = tuple[str, str, int]  # method, setting, shots
-
-
-# ------------------------------------------------------------------------------------ plain data
 
 
 @dataclass(frozen=True)
@@ -92,9 +81,6 @@ class Table:
     columns: tuple[Column, ...]
     sections: tuple[Section, ...]
     note: str
-
-
-# --------------------------------------------------------------------------------- choosing rows
 
 
 @dataclass(frozen=True)
@@ -207,7 +193,7 @@ class _Fact:
 
 
 _OWN_FOLDER = "Keep them in folders of their own (fewgraft bench run ... --out FOLDER)."
-_FACTS = (
+FACTS = (
     _Fact("data sets", lambda row: f"{row.data} ({row.content[:8]})", _OWN_FOLDER),
     _Fact("splits", lambda row: row.split, "Choose one with --split."),
     _Fact("numbers of episodes", lambda row: row.episodes, "Choose one with --episodes."),
@@ -216,16 +202,17 @@ _FACTS = (
     _Fact("numbers of queries", lambda row: row.episode_settings["queries"], _OWN_FOLDER),
     _Fact("numbers of base queries", lambda row: row.episode_settings["base_queries"], _OWN_FOLDER),
 )
-_SHOTS = _Fact("shots", lambda row: row.shots, "")
+SHOTS = _Fact("shots", lambda row: row.shots, "")
 
 
-def _values(fact: _Fact, rows: Iterable[Row]) -> list[object]:
+def different_values(fact: _Fact, rows: Iterable[Row]) -> list[object]:
+    """What a fact is in these rows, each value once."""
     return list(dict.fromkeys(fact.of(row) for row in rows))
 
 
 def _refuse_mixture(rows: Sequence[Row]) -> None:
-    for fact in _FACTS:
-        values = _values(fact, rows)
+    for fact in FACTS:
+        values = different_values(fact, rows)
         if len(values) > 1:
             raise FewgraftError(
                 f"the rows of this table have different {fact.name}: "
@@ -239,9 +226,6 @@ def _refuse_mixture(rows: Sequence[Row]) -> None:
                 f"the rows of {row.setting}, {row.shots}-shot, have different unlabelled sets",
                 _OWN_FOLDER,
             )
-
-
-# ----------------------------------------------------------------------------------------- cells
 
 
 def _clear_best(entries: Iterable[Entry | None], metric: str) -> Entry | None:
@@ -267,7 +251,7 @@ def _arrow(entry: Entry, baseline: Entry | None, metric: str) -> str:
     return ("↑" if difference.mean > 0 else "↓") * (2 if abs(difference.mean) > 0.01 else 1)
 
 
-def _number(value: Interval, *, half: bool) -> str:
+def number_text(value: Interval, *, half: bool) -> str:
     """In percent; the interval is printed where the paper does."""
     if math.isnan(value.mean):
         return MISSING
@@ -278,7 +262,7 @@ def _cell(entry: Entry | None, metric: str, *, bold: bool, mark: str) -> Cell:
     if not entry:
         return Cell(MISSING)
     value = entry.row.interval(metric)
-    return Cell(_number(value, half=metric == "acc"), bold, mark, value)
+    return Cell(number_text(value, half=metric == "acc"), bold, mark, value)
 
 
 def _column(
@@ -297,9 +281,6 @@ def _column(
     ]
 
 
-# --------------------------------------------------------------------------------------- layouts
-
-
 @dataclass(frozen=True)
 class _Line:
     """A line of a table before its numbers are cells."""
@@ -308,7 +289,8 @@ class _Line:
     entries: Mapping[int, Entry]  # by shots
 
 
-def _title(method: str) -> str:
+def title_of(method: str) -> str:
+    """How tables name a method, also one that is not in the registry."""
     spec = methods().get(method)
     return spec.title if spec else method
 
@@ -319,7 +301,7 @@ def _named_lines(chosen: Chosen, setting: str) -> list[_Line]:
     for method in chosen.methods(setting):
         entries = chosen.by_shots(method, setting)
         backbones = dict.fromkeys(entry.row.backbone for entry in entries.values())
-        lines.append(_Line((_title(method), ", ".join(backbones) or MISSING), entries))
+        lines.append(_Line((title_of(method), ", ".join(backbones) or MISSING), entries))
     return lines
 
 
@@ -444,9 +426,9 @@ def detailed_table(results: Results, choice: Choice) -> Table:
     baseline = chosen.by_shots(*BASELINE)
     lines = [_Line(line.labels[:1], line.entries) for line in _named_lines(chosen, setting)]
     if setting != BASELINE[1]:
-        lines.insert(0, _Line((_title(BASELINE[0]),), baseline))
+        lines.insert(0, _Line((title_of(BASELINE[0]),), baseline))
     remark = (
-        f"↑ ↓: better or worse than {_title(BASELINE[0])} (inductive), the paired interval "
+        f"↑ ↓: better or worse than {title_of(BASELINE[0])} (inductive), the paired interval "
         "excludes 0; ↑↑ ↓↓: and by more than 1 point; H: harmonic mean of b/all and n/all"
     )
     title, metrics = f"{MAIN[setting]} in detail", tuple(NAMES)
@@ -460,7 +442,7 @@ def ablation_table(results: Results, choice: Choice) -> Table:
     chosen = _choose(results, choice, lambda row: (row.method, row.setting) in ABLATION, command)
     lines = [
         _Line(
-            (_title(method), *("✓" if place < parts else "" for place in range(len(COMPONENTS)))),
+            (title_of(method), *("✓" if place < parts else "" for place in range(len(COMPONENTS)))),
             chosen.by_shots(method, setting),
         )
         for parts, (method, setting) in enumerate(ABLATION)
@@ -483,279 +465,3 @@ def build(results: Results, layout: str = "main", choice: Choice | None = None) 
     if layout not in LAYOUTS:
         raise FewgraftError(f"there is no layout '{layout}'", nearest(layout, LAYOUTS))
     return LAYOUTS[layout](results, choice or Choice())
-
-
-# --------------------------------------------------------------------------------------- formats
-
-
-def terminal(table: Table) -> RenderableType:
-    """For a terminal; a star beside bold, for where bold cannot be seen."""
-    shown = RichTable(box=box.SIMPLE, padding=(0, 1, 0, 0))
-    rows = [row for section in table.sections for row in section.rows]
-    digits = [
-        max(map(len, [column.name, *(row[place].text for row in rows)]))
-        for place, column in enumerate(table.columns)
-    ]
-    for place, (column, heading) in enumerate(zip(table.columns, _headings(table), strict=True)):
-        name = column.name.rjust(digits[place]) if column.numeric else column.name
-        behind = 1 + max((len(row[place].mark) for row in rows), default=0)
-        shown.add_column(
-            Text(f"{heading}\n{name}" if _grouped(table) else name),
-            # In a narrow terminal names break, and numbers do not.
-            width=max(len(heading), digits[place] + behind) if column.numeric else None,
-            overflow="fold",
-        )
-    for section in table.sections:
-        if section.title:
-            shown.add_row(Text(section.title, style="italic"))
-        for row in section.rows:
-            shown.add_row(*map(_shown, row, table.columns, digits))
-        shown.add_section()
-    starred = any(cell.bold for row in rows for cell in row)
-    note = Text(table.note + (" (*: bold)" if starred else ""), style="dim")
-    return Group(Text(table.title, style="italic"), shown, note, "")
-
-
-def _shown(cell: Cell, column: Column, digits: int) -> Text:
-    """Stars and arrows stand behind the digits, so that these stay in line."""
-    if not column.numeric:
-        return Text(cell.text)
-    behind = ("*" if cell.bold else " ") + cell.mark
-    return Text.assemble((cell.text.rjust(digits), "bold" if cell.bold else ""), behind)
-
-
-def _headings(table: Table) -> list[str]:
-    """What stands above each column: the name of a group above its first one."""
-    groups = [column.group for column in table.columns]
-    pairs = zip(["", *groups], groups, strict=False)
-    return ["" if group == before else group for before, group in pairs]
-
-
-def _grouped(table: Table) -> bool:
-    return any(column.group for column in table.columns)
-
-
-def markdown(table: Table) -> str:
-    """For GitHub and the like."""
-
-    def line(texts: Iterable[str]) -> str:
-        return f"| {' | '.join(texts)} |"
-
-    pairs = zip(_headings(table), table.columns, strict=True)
-    names = [f"{heading}: {column.name}" if heading else column.name for heading, column in pairs]
-    lines = [
-        f"### {_in_markdown(table.title)}",
-        "",
-        line(map(_in_markdown, names)),
-        line("--:" if column.numeric else ":--" for column in table.columns),
-    ]
-    for section in table.sections:
-        if section.title:
-            blank = [""] * (len(table.columns) - 1)
-            lines.append(line([f"*{_in_markdown(section.title)}*", *blank]))
-        lines += [line(map(_markdown_cell, row)) for row in section.rows]
-    return "\n".join([*lines, "", _in_markdown(table.note), ""])
-
-
-def _markdown_cell(cell: Cell) -> str:
-    text = _in_markdown(cell.text)
-    return " ".join(filter(None, (f"**{text}**" if cell.bold else text, cell.mark)))
-
-
-def _in_markdown(text: str) -> str:
-    return re.sub(r"([\\|*_`<\[\]])", r"\\\1", text)
-
-
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    **{character: "\\" + character for character in "&%$#_{}"},
-    "[": "{[}",  # after the \\ of the line before it would be an option
-    "↑↑": r"$\upuparrows$",
-    "↓↓": r"$\downdownarrows$",
-    "↑": r"$\uparrow$",
-    "↓": r"$\downarrow$",
-    "±": r"$\pm$",
-    "Δ": r"$\Delta$",
-    "²": r"$^2$",
-    "✓": r"$\checkmark$",
-    "–": "--",
-    "−": "$-$",
-}
-_LATEX_PATTERN = re.compile("|".join(map(re.escape, _LATEX)))
-
-
-def _in_latex(text: str) -> str:
-    """Escaped; a hyphen before a number is a minus sign."""
-    signed = re.sub(r"(?<![\w-])-(?=\d)", "−", text)
-    return _LATEX_PATTERN.sub(lambda found: _LATEX[found[0]], signed)
-
-
-def latex(table: Table) -> str:
-    """For a paper, with booktabs."""
-    lines = [
-        r"% \usepackage{amssymb, booktabs}",
-        r"\begin{table}",
-        r"\centering",
-        rf"\caption{{{_in_latex(table.title)}}}",
-        rf"\begin{{tabular}}{{{_latex_alignment(table)}}}",
-        r"\toprule",
-        *_latex_groups(table),
-        _latex_line(_in_latex(column.name) for column in table.columns),
-    ]
-    for section in table.sections:
-        lines.append(r"\midrule")
-        if section.title:
-            wide = f"{{{len(table.columns)}}}{{l}}"
-            lines.append(rf"\multicolumn{wide}{{\emph{{{_in_latex(section.title)}}}}} \\")
-        lines += [_latex_line(map(_latex_cell, row)) for row in section.rows]
-    lines += [
-        r"\bottomrule",
-        r"\end{tabular}",
-        rf"\par\smallskip{{\footnotesize {_in_latex(table.note)}}}",
-        r"\end{table}",
-    ]
-    return "\n".join([*lines, ""])
-
-
-def _latex_alignment(table: Table) -> str:
-    """Numbers to the right, but to the left where arrows stand behind them."""
-    rows = [row for section in table.sections for row in section.rows]
-    marked = [any(row[place].mark for row in rows) for place in range(len(table.columns))]
-    pairs = zip(table.columns, marked, strict=True)
-    return "".join("r" if column.numeric and not arrows else "l" for column, arrows in pairs)
-
-
-def _latex_line(texts: Iterable[str]) -> str:
-    return rf"{' & '.join(texts)} \\"
-
-
-def _latex_groups(table: Table) -> list[str]:
-    """The line above the names, and rules under its groups."""
-    if not _grouped(table):
-        return []
-    texts, rules, first = [], [], 1
-    for group, columns in groupby(table.columns, lambda column: column.group):
-        width = len(list(columns))
-        texts.append(rf"\multicolumn{{{width}}}{{c}}{{{_in_latex(group)}}}")
-        rules.append(rf"\cmidrule(lr){{{first}-{first + width - 1}}}" if group else "")
-        first += width
-    return [_latex_line(texts), " ".join(filter(None, rules))]
-
-
-def _latex_cell(cell: Cell) -> str:
-    text = _in_latex(cell.text)
-    return " ".join(
-        filter(None, (rf"\textbf{{{text}}}" if cell.bold else text, _in_latex(cell.mark)))
-    )
-
-
-def comma_separated(table: Table) -> str:
-    """For a program: one header row, plain numbers in percent, an interval beside each."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["Section", *(name for c in table.columns for name in _csv_names(c))])
-    for section in table.sections:
-        for row in section.rows:
-            values = map(_csv_values, row, table.columns)
-            writer.writerow([section.title or table.title, *chain.from_iterable(values)])
-    return text.getvalue()
-
-
-def _csv_names(column: Column) -> list[str]:
-    name = f"{column.group} {column.name}".strip()
-    return [name, f"{name} ±"] if column.numeric else [name]
-
-
-def _csv_values(cell: Cell, column: Column) -> list[str]:
-    if not column.numeric:
-        return [cell.text]
-    if not cell.value or math.isnan(cell.value.mean):
-        return ["", ""]
-    return [f"{100 * number:z.4f}" for number in (cell.value.mean, cell.value.half)]
-
-
-# Besides `terminal`, whose result is no text.
-FORMATS: Mapping[str, Callable[[Table], str]] = {
-    "markdown": markdown,
-    "latex": latex,
-    "csv": comma_separated,
-}
-
-
-# --------------------------------------------------------------------------------------- compare
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Two rows on the same queries: A − B by metric."""
-
-    a: Entry
-    b: Entry
-    differences: Mapping[str, Paired]
-
-
-def row_name(row: Row) -> str:
-    """How a person names a row, such as +pr:s2i:1."""
-    return f"{row.method}:{row.setting}:{row.shots}"
-
-
-def find_row(results: Results, name: str) -> Row:
-    """A row by its id, or the last one of that method:setting:shots."""
-    if ":" not in name:
-        return results.row(name)
-    rows = {row_name(row): row for row in results.rows()}
-    if name not in rows:
-        raise FewgraftError(f"there is no row '{name}' in {results.folder}", nearest(name, rows))
-    return rows[name]
-
-
-def compare(results: Results, a: str, b: str) -> Comparison:
-    """A − B episode by episode, for rows of the same queries; their settings may differ."""
-    pair = [find_row(results, name) for name in (a, b)]
-    different = [
-        f"{fact.name} {' and '.join(map(str, values))}"
-        for fact in (*_FACTS, _SHOTS)
-        if len(values := _values(fact, pair)) > 1
-    ]
-    if different:
-        raise FewgraftError(
-            f"{a} and {b} cannot be compared episode by episode: different {', '.join(different)}",
-            f"Run both with the same options, or name other rows by their ids in {results.folder}.",
-        )
-    one, other = (Entry(row, results.scores(row)) for row in pair)
-    metrics = ("acc", "delta", "b_all", "n_all")
-    found = {m: paired(getattr(one.scores, m), getattr(other.scores, m)) for m in metrics}
-    return Comparison(one, other, found)
-
-
-def comparison_table(comparison: Comparison) -> Table:
-    """A metric a line; without base classes only Acc has numbers."""
-    first, counts = comparison.a.row, comparison.differences["acc"]
-    sides = {"A": comparison.a, "B": comparison.b}
-    names = [
-        f"{side}: {row_name(entry.row)} ({entry.row.id}), {_title(entry.row.method)}"
-        for side, entry in sides.items()
-    ]
-
-    def line(metric: str, difference: Interval) -> tuple[Cell, ...]:
-        values = [interval(getattr(entry.scores, metric)) for entry in sides.values()]
-        return (
-            Cell(NAMES[metric]),
-            *(Cell(_number(value, half=True), value=value) for value in values),
-            Cell(_number(difference, half=True), difference.excludes_zero, "", difference),
-        )
-
-    return Table(
-        f"A − B on the same {first.episodes} {first.split} episodes of {first.data}, %",
-        (Column("", numeric=False), Column("A"), Column("B"), Column("A − B")),
-        (
-            Section(
-                "", tuple(line(m, found.difference) for m, found in comparison.differences.items())
-            ),
-        ),
-        "\n".join(names) + f"\nAcc: A wins {counts.wins}, ties {counts.ties} and loses "
-        f"{counts.losses} episodes; ± 95 % interval over episodes; bold: the paired interval "
-        "excludes 0.",
-    )

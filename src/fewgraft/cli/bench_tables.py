@@ -49,7 +49,8 @@ def table(
 
       fewgraft bench table results/cifar-fs --layout all --format markdown
     """
-    from fewgraft.bench.tables import FORMATS, Choice
+    from fewgraft.bench.table_formats import FORMATS
+    from fewgraft.bench.tables import Choice
 
     if form not in ("terminal", *FORMATS):
         raise FewgraftError(f"there is no format '{form}'", nearest(form, ["terminal", *FORMATS]))
@@ -84,7 +85,7 @@ def built(folder: Path, layout: str, choice: "Choice") -> list["Table"]:
 
 def show(tables: list["Table"], form: str, out: Path | None) -> None:
     """Print tables, or write them to a file and say where they are."""
-    from fewgraft.bench.tables import FORMATS, terminal
+    from fewgraft.bench.table_formats import FORMATS, terminal
     from fewgraft.files import write_atomically
 
     if form == "terminal" and not out:
@@ -121,7 +122,7 @@ def plain(table: "Table") -> str:
 
     from rich.console import Console
 
-    from fewgraft.bench.tables import terminal
+    from fewgraft.bench.table_formats import terminal
 
     text = io.StringIO()
     Console(file=text, width=WIDE, force_terminal=False, color_system=None).print(terminal(table))
@@ -144,8 +145,8 @@ def compare(
 
       fewgraft bench compare 3f9a 81c2 --in results/icons
     """
+    from fewgraft.bench.comparison import compare as compare_rows
+    from fewgraft.bench.comparison import comparison_table
     from fewgraft.bench.results import Results
-    from fewgraft.bench.tables import compare as compare_rows
-    from fewgraft.bench.tables import comparison_table
 
     show([comparison_table(compare_rows(Results(results), a, b))], "terminal", None)

@@ -1,0 +1,263 @@
+"""The same episodes through easyfsl and through Fewgraft: the same answers, and how much sooner?
+
+    .venv/bin/python benchmarks/peers.py [--recipe icons] [--episodes 600] [--venv build/peers]
+
+Makes an environment of its own with both libraries (once, a minute or two) and runs itself there.
+Features of the Algorithm-1 model, as directions, are computed before the clock starts; easyfsl gets
+them through its pass-through backbone, an episode at a time, as its own `evaluate` does. What is
+timed is classification alone, on one thread, both in turn, the best of several runs each.
+
+- PrototypicalNetworks measures Euclidean distances to means, which Fewgraft has no method for: its
+  partner is the method `EuclideanMeans` below, a dozen lines under the contract of all methods.
+- SimpleShot is the same with cosines, and that is Fewgraft's nearest-prototype as it ships.
+- BDCSPN beside Fewgraft's bd-cspn as it ships.
+"""
+
+import argparse
+import dataclasses
+import importlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from fewgraft.bench.gallery import Gallery
+from fewgraft.bench.models import models_folder, stage_model
+from fewgraft.bench.runner import CHUNK
+from fewgraft.data.catalogue import open_data
+from fewgraft.episodes import EpisodeSettings, Pools, sample_episodes
+from fewgraft.errors import FewgraftError
+from fewgraft.methods import method_spec
+from fewgraft.methods.base import Method, Queries, Task
+from fewgraft.metrics import interval
+from fewgraft.progress import track
+from fewgraft.prototypes import prototypes
+from fewgraft.training.recipe import load_recipe
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+# The torchvision that belongs to the torch of constraints.txt: any other would replace it.
+PEERS = ("easyfsl==1.5.0", "torchvision==0.28.0")
+SETTING, STAGE, RUNS, TARGET = "transductive-fsl", "algorithm-1", 15, 10
+
+
+# --- the environment ---
+
+
+def prepare(folder: Path) -> str:
+    """The interpreter of an environment that has both libraries."""
+    python, ready = str(folder / "bin" / "python"), folder / ".peers"
+    wanted = "\n".join([*PEERS, (CHECKOUT / "constraints.txt").read_text()])
+    if not ready.is_file() or ready.read_text() != wanted:
+        print(f"setting up {folder} (once, a minute or two) ...", file=sys.stderr)
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        install = [python, "-m", "pip", "install", "-qq", "--constraint", "constraints.txt"]
+        subprocess.run([*install, "--editable", ".", *PEERS], cwd=CHECKOUT, check=True)
+        ready.write_text(wanted)
+    return python
+
+
+class Peers:
+    """What is needed of easyfsl, which only that environment has."""
+
+    def __init__(self) -> None:
+        import_torchvision()
+        self.methods: Any = importlib.import_module("easyfsl.methods")
+        self.evaluate_on_one_task = importlib.import_module("easyfsl.utils").evaluate_on_one_task
+
+    def classifier(self, name: str) -> Any:
+        """One of its classifiers, on features instead of pictures."""
+        return getattr(self.methods, name)(backbone=torch.nn.Identity()).eval()
+
+
+def import_torchvision() -> None:
+    """For easyfsl, which imports it.
+
+    Its compiled part may not load beside a torch without CUDA, and then operators that it describes
+    on import do not exist. It is enough to declare them: nothing here calls them.
+    """
+    try:
+        importlib.import_module("torchvision")
+    except RuntimeError:
+        for name in ("torchvision::nms", "torchvision::qnms"):
+            torch.library.define(name, "(Tensor boxes, Tensor scores, float t) -> Tensor")
+        importlib.import_module("torchvision")
+
+
+# --- the problem ---
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some episodes with everything in memory."""
+
+    task: Task
+    queries: Queries
+    labels: Tensor  # [e, Q]
+
+
+def unit_gallery(recipe: str, models: Path | None) -> Gallery:
+    """The test pictures' features as directions: then neither side depends on their lengths."""
+    loaded = load_recipe(recipe)
+    model = stage_model(models or models_folder(loaded.name), STAGE)
+    gallery = Gallery(model, open_data(loaded.data))
+    directions = normalize(gallery.bank.features, dim=-1)
+    gallery.bank = dataclasses.replace(gallery.bank, features=directions)
+    return gallery
+
+
+def gathered(gallery: Gallery, shots: int, count: int) -> list[Chunk]:
+    settings = EpisodeSettings.paper(SETTING, shots)
+    episodes, answers = sample_episodes(Pools.of(gallery.store), settings, count)
+    rows = [slice(start, start + CHUNK) for start in range(0, count, CHUNK)]
+    return [
+        Chunk(
+            gallery.task(episodes, row, pictures=False),
+            gallery.queries(episodes, row),
+            answers.query_labels[row],
+        )
+        for row in rows
+    ]
+
+
+# --- the two sides ---
+
+
+@dataclass(frozen=True)
+class EuclideanMeans(Method):
+    """Prototypical networks at test time (Snell et al., NeurIPS 2017): the nearest mean."""
+
+    def fit(self, task: Task) -> "Means":
+        """Means as they are, not directions."""
+        return Means(prototypes(task.support, task.labels, task.ways, normalise=False))
+
+
+@dataclass(frozen=True)
+class Means:
+    """Squared distances, less what is the same for every class."""
+
+    means: Tensor  # [E, N, d]
+
+    def logits(self, queries: Queries) -> Tensor:
+        """−‖x − m‖² + ‖x‖² = 2x·m − ‖m‖² [E, Q, N]."""
+        lengths = self.means.square().sum(-1)[:, None]
+        return queries.features @ (2 * self.means).transpose(1, 2) - lengths
+
+
+def ours(method: Method, chunks: list[Chunk]) -> Tensor:
+    """The accuracy of each episode [E]."""
+    answers = [method.fit(chunk.task).logits(chunk.queries).argmax(-1) for chunk in chunks]
+    right = [answer == chunk.labels for answer, chunk in zip(answers, chunks, strict=True)]
+    return torch.cat(right).double().mean(-1)
+
+
+def theirs(peers: Peers, classifier: Any, tasks: list[Any]) -> Tensor:
+    """The accuracy of each episode [E], by easyfsl's own function for one."""
+    counts = [peers.evaluate_on_one_task(classifier, *task) for task in tasks]
+    return torch.tensor([right / asked for right, asked in counts], dtype=torch.float64)
+
+
+def one_by_one(chunks: list[Chunk]) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """The same episodes as easyfsl takes them: support, its labels, queries, their labels."""
+    return [
+        episode
+        for chunk in chunks
+        for episode in zip(
+            chunk.task.support,
+            chunk.task.labels,
+            chunk.queries.features,
+            chunk.labels,
+            strict=True,
+        )
+    ]
+
+
+# --- the comparison ---
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A classifier of easyfsl and its partner here."""
+
+    peer: str
+    partner: str
+    method: Method
+
+
+PAIRS = (
+    Pair("PrototypicalNetworks", "EuclideanMeans", EuclideanMeans()),
+    Pair("SimpleShot", "nearest-prototype", method_spec("nearest-prototype").method),
+    Pair("BDCSPN", "bd-cspn", method_spec("bd-cspn").method),
+)
+
+
+def timed(work: Callable[[], Tensor]) -> tuple[float, Tensor]:
+    start = time.process_time()
+    result = work()
+    return time.process_time() - start, result
+
+
+@torch.no_grad()
+def compare(peers: Peers, pair: Pair, chunks: list[Chunk], tasks: list[Any]) -> list[str]:
+    """Cells of the table; the first run of each warms up."""
+    classifier = peers.classifier(pair.peer)
+    sides = (lambda: theirs(peers, classifier, tasks), lambda: ours(pair.method, chunks))
+    runs = [[timed(side) for side in sides] for _ in range(RUNS + 1)][1:]
+    (peer, there), (own, here) = (min(side, key=lambda r: r[0]) for side in zip(*runs, strict=True))
+    accuracies = [f"{interval(accuracy)}" for accuracy in (there, here)]
+    difference = 100 * (there - here).abs().max().item()
+    seconds = [f"{peer:.4f}", f"{own:.4f}"]
+    return [*accuracies, f"{difference:.2f}", *seconds, f"{peer / own:.1f}"]
+
+
+COLUMNS = "{:<20}  {:<17}  {:>5}  {:>13}  {:>13}  {:>10}  {:>7}  {:>7}  {:>5}".format
+HEADER = ("Acc", "Acc", "difference", "s", "s", "ratio")
+
+
+def report(recipe: str, models: Path | None, count: int) -> None:
+    torch.set_num_threads(1)
+    peers, gallery = Peers(), unit_gallery(recipe, models)
+    versions = [f"{name} {metadata.version(name)}" for name in ("easyfsl", "fewgraft", "torch")]
+    print(f"{', '.join(versions)}; one thread")
+    print(f"{recipe}, {gallery.bank.features.shape[1]} features, {SETTING}, {count} episodes\n")
+    print(COLUMNS("easyfsl", "fewgraft", "shots", *HEADER))
+    for shots in (1, 5):
+        chunks = gathered(gallery, shots, count)
+        tasks = one_by_one(chunks)
+        for pair in track(PAIRS, f"{shots}-shot", len(PAIRS)):
+            cells = compare(peers, pair, chunks, tasks)
+            print(COLUMNS(pair.peer, pair.partner, shots, *cells), flush=True)
+    print("\nAcc in % and processor seconds: easyfsl's, then Fewgraft's. The difference, largest")
+    print(f"of all episodes, should be 0; the ratio of the seconds {TARGET} or more.")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--recipe", default="icons", help="whose data and models (icons)")
+    parser.add_argument("--models", type=Path, help="folder of a training run (the shipped models)")
+    parser.add_argument("--episodes", type=int, default=600, help="how many (600)")
+    parser.add_argument(
+        "--venv", type=Path, default=CHECKOUT / "build" / "peers", help="the environment"
+    )
+    arguments = parser.parse_args()
+    if Path(sys.prefix).resolve() != arguments.venv.resolve():
+        command = [prepare(arguments.venv.resolve()), __file__, *sys.argv[1:]]
+        sys.exit(subprocess.run(command, check=False).returncode)
+    try:
+        report(arguments.recipe, arguments.models, arguments.episodes)
+    except FewgraftError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
