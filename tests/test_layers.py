@@ -10,7 +10,7 @@ ROOT = Path(fewgraft.__file__).parent
 LAYERS = (
     {"errors", "draws", "progress", "files", "__init__"},
     {"data", "backbones"},
-    {"prototypes", "handmade", "augment", "model"},
+    {"prototypes", "augment", "model"},
     {"episodes", "metrics", "network"},
     {"evaluation"},
     {"methods", "training"},

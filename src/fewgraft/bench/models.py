@@ -14,7 +14,7 @@ from fewgraft.errors import FewgraftError, nearest
 from fewgraft.evaluation import evaluate
 from fewgraft.metrics import Scores
 from fewgraft.model import CosineModel, embed_all, load_model
-from fewgraft.prototypes import Refinement, cosine_logits, prototypes
+from fewgraft.prototypes import Refinement, cosine_logits
 
 ZOO = Path(str(resources.files("fewgraft") / "zoo"))
 CHECKOUT_ZOO = ZOO.parents[2] / "zoo"  # models that are too large for the package
@@ -50,13 +50,6 @@ def shipped_model(name: str, stage: str) -> CosineModel:
             f"no model '{name}/{stage}' ships with this version", nearest(f"{name}/{stage}", known)
         )
     return load_model(folder)
-
-
-def class_means(features: Tensor, store: ImageStore) -> Tensor:
-    """W_b [N_b, d] without training: class means over base/train, as for novel classes."""
-    chosen = torch.from_numpy(store.indices(Part.BASE_TRAIN))
-    labels = torch.from_numpy(store.labels).long()[chosen]
-    return prototypes(features[chosen][None], labels[None], len(store.base_classes))[0]
 
 
 @dataclass(frozen=True)

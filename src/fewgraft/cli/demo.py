@@ -12,7 +12,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("fewgraft-demo"),
     episodes: Annotated[int, typer.Option(min=1, help="How many episodes a row.")] = 600,
 ) -> None:
-    """Show the embedded pictures, an episode of the task and a first table.
+    """Show the embedded pictures, an episode of the task, and all methods on the embedded data.
 
     Needs no data, no network and no GPU.
 
