@@ -1,12 +1,17 @@
 """`fewgraft bench`: evaluate methods on frozen episodes, and look at the results."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fewgraft.cli import bench_figures, bench_tables
 from fewgraft.errors import FewgraftError
+
+if TYPE_CHECKING:
+    from fewgraft.bench.runner import Engine
 
 app = typer.Typer(
     help="Evaluate methods on frozen episodes, and look at the results.", no_args_is_help=True
@@ -56,6 +61,8 @@ def run(
     models: ModelsOption = None,
     out: OutOption = None,
     engine: Annotated[str, typer.Option(help="here, or ray for a cluster.")] = "here",
+    workers: Annotated[int | None, typer.Option(min=1, help="Of ray; one a core.")] = None,
+    address: Annotated[str | None, typer.Option(help="Of a Ray cluster to join.")] = None,
 ) -> None:
     """Evaluate methods × settings × shots; rows that are there already are not computed again.
 
@@ -91,22 +98,32 @@ def run(
     folder = out or Path("results") / loaded.name
     folder.mkdir(parents=True, exist_ok=True)
     done = 0
-    for row, computed in run_jobs(wanted, Results(folder), Bench(), chosen_engine(engine)):
-        done += computed
-        typer.echo(
-            f"{row.id}  {row.method:<28} {row.setting:<17} {row.shots}-shot  "
-            f"Acc {row.interval('acc')}  {row.seconds:7.1f} s{'' if computed else '  (there)'}"
-        )
+    with chosen_engine(engine, workers, address) as compute:
+        for row, computed in run_jobs(wanted, Results(folder), Bench(), compute):
+            done += computed
+            typer.echo(
+                f"{row.id}  {row.method:<28} {row.setting:<17} {row.shots}-shot  "
+                f"Acc {row.interval('acc')}  {row.seconds:7.1f} s{'' if computed else '  (there)'}"
+            )
     typer.echo(f"{done} rows computed, {len(wanted) - done} were there: {folder}/results.jsonl")
 
 
-def chosen_engine(name: str):  # type: ignore[no-untyped-def]
-    """Where chunks of episodes are computed."""
+@contextlib.contextmanager
+def chosen_engine(
+    name: str, workers: int | None = None, address: str | None = None
+) -> "Iterator[Engine]":
+    """Where chunks of episodes are computed; ended with the block."""
     from fewgraft.bench.runner import in_this_process
 
     if name == "here":
-        return in_this_process
-    raise FewgraftError(f"there is no engine '{name}'", "Known: here, ray")
+        yield in_this_process
+    elif name == "ray":
+        from fewgraft.bench.ray_engine import ray_engine
+
+        with ray_engine(address, workers) as engine:
+            yield engine
+    else:
+        raise FewgraftError(f"there is no engine '{name}'", "Known: here, ray")
 
 
 @app.command()

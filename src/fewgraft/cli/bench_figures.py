@@ -73,22 +73,23 @@ def ratio(
     folder = out or Path("results") / loaded.name
     (folder / "ratio").mkdir(parents=True, exist_ok=True)
     sweeps = [Sweep.of_shares(decimals(shares)), Sweep.of_distractors(numbers(distractors))]
-    found = [
-        run_sweep(
-            sweep,
-            loaded,
-            models or models_folder(loaded.name),
-            Results(folder / "ratio"),
-            bench,
-            methods=listed(methods),
-            shots=shots,
-            episodes=episodes,
-            seed=seed,
-            engine=chosen_engine(engine),
-        )
-        for sweep in sweeps
-        if sweep.values
-    ]
+    with chosen_engine(engine) as compute:
+        found = [
+            run_sweep(
+                sweep,
+                loaded,
+                models or models_folder(loaded.name),
+                Results(folder / "ratio"),
+                bench,
+                methods=listed(methods),
+                shots=shots,
+                episodes=episodes,
+                seed=seed,
+                engine=compute,
+            )
+            for sweep in sweeps
+            if sweep.values
+        ]
     if not found:
         raise FewgraftError("there is nothing to vary", "Name some --shares or --distractors.")
     for swept in found:

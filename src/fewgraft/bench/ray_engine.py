@@ -1,0 +1,322 @@
+"""Chunks of episodes on a Ray cluster: the cores of this machine, or many machines.
+
+Workers are processes with data, models and episodes of their own; features come from the bank on
+disk, which is written here before a worker asks for it (a machine with another disk computes its
+own). Paths of models and the version of everything must be the same on all machines.
+
+What the numbers depend on: chunks are fixed by the job, so neither the number of workers, nor who
+computes what, nor a death in between changes a bit. Each worker uses one thread of PyTorch:
+the bits are those of `in_this_process` after `torch.set_num_threads(1)`. With more threads, or
+on another kind of processor, sums are added up in another order, and a query that lies on a
+border may fall to the other side.
+
+A cluster on this machine listens on the loopback address only and sends no usage statistics.
+Authentication is left to Ray, which keeps a token in ~/.ray.
+"""
+
+import contextlib
+import dataclasses
+import importlib
+import logging
+import os
+import socket
+import sys
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from fewgraft.bench.runner import Bench, Job, versions
+from fewgraft.errors import FewgraftError
+from fewgraft.metrics import Scores
+
+TRIES = 3  # workers that may die on the same chunk
+_OBJECT_STORE = 100 * 2**20  # bytes; scores are small, and a container's shared memory often is too
+# Ray reads these when it is imported and when it starts.
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": "^A worker died",  # a paragraph on standard output; we tell it too
+}
+# Its name is that of the systems where it is the default: Ray then stays on the loopback address.
+_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+
+
+def ray_engine(address: str | None = None, workers: int | None = None) -> "RayEngine":
+    """An engine on the cluster at `address`, else on one that it starts on this machine.
+
+    `workers` is one for each core if not given. Close the engine after use, or use it in a `with`.
+    """
+    environment = _QUIET if address else _QUIET | _LOOPBACK
+    try:
+        with _set(environment):
+            ray = importlib.import_module("ray")
+    except ImportError:
+        raise FewgraftError(
+            "the engine 'ray' needs Ray, which is not installed", "pip install 'fewgraft[ray]'"
+        ) from None
+    return RayEngine(ray, address, workers, environment)
+
+
+@contextlib.contextmanager
+def _set(environment: Mapping[str, str]) -> Iterator[None]:
+    """Variables of the environment, put back afterwards."""
+    before = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """What a worker says of itself when it is ready."""
+
+    pid: int
+    host: str
+    versions: dict[str, str]
+
+    def __str__(self) -> str:
+        """For messages."""
+        return f"worker {self.pid} on {self.host}"
+
+
+def check_versions(greeting: Greeting) -> None:
+    """Refuse a worker whose numbers may be others."""
+    for name, version in versions().items():
+        if greeting.versions[name] != version:
+            raise FewgraftError(
+                f"{greeting.host} has {name} {greeting.versions[name]}, this machine {version}",
+                "Numbers may depend on it: install the same version on all machines.",
+            )
+
+
+class Worker:
+    """What runs in each process of the cluster."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        os.environ.update(environment)
+        torch.set_num_threads(1)
+        self._bench = Bench()
+
+    def greet(self) -> Greeting:
+        """Say that this process is ready."""
+        return Greeting(os.getpid(), socket.gethostname(), versions())
+
+    def chunk(self, job: Job, chunk: range) -> Scores:
+        """Scores of consecutive episodes."""
+        gallery = self._bench.gallery(job)
+        with contextlib.suppress(OSError):  # of two workers that write one bank, one comes too late
+            _ = gallery.bank
+        return self._bench.chunk(job, chunk)
+
+
+class RayEngine:
+    """An engine that starts when it is first needed and keeps its workers from job to job."""
+
+    def __init__(
+        self, ray: Any, address: str | None, workers: int | None, environment: Mapping[str, str]
+    ) -> None:
+        self._ray = ray
+        self._address = address
+        self._wanted = workers
+        self._environment = environment
+        self._crew: _Crew | None = None
+        self._owns_connection = False
+
+    def __call__(
+        self, bench: Bench, job: Job, chunks: Sequence[range]
+    ) -> Iterator[tuple[range, Scores]]:
+        """Chunks with their scores, in the order in which they are finished."""
+        if not chunks:
+            return
+        _ = bench.gallery(job).bank  # written once, before all workers want it
+        if self._crew is None:
+            self._connect()
+            self._crew = _Crew(self._ray, self._size())
+        yield from self._crew.compute(
+            dataclasses.replace(job, models=job.models.absolute()), chunks
+        )
+
+    @property
+    def workers(self) -> list[Greeting]:
+        """All that are ready and, as far as is known, alive."""
+        return list(self._crew.known.values()) if self._crew else []
+
+    def _connect(self) -> None:
+        if self._ray.is_initialized() and self._address is None:
+            return  # whoever calls us is connected already, and ends it
+        quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+        self._owns_connection = not self._ray.is_initialized()
+        with _set(self._environment):
+            if self._address is None:
+                self._ray.init(
+                    "local",
+                    num_cpus=self._wanted or os.cpu_count(),
+                    include_dashboard=False,
+                    object_store_memory=_OBJECT_STORE,
+                    **quiet,
+                )
+            else:
+                self._join(self._address, quiet)
+
+    def _join(self, address: str, quiet: Mapping[str, Any]) -> None:
+        host, _, port = address.removeprefix("ray://").rpartition(":")
+        try:
+            if port.isdigit():  # Ray itself would go on trying for minutes
+                socket.create_connection((host, int(port)), timeout=10).close()
+            self._ray.init(address, **quiet)
+        except (OSError, ValueError, RuntimeError, self._ray.exceptions.RayError) as error:
+            raise FewgraftError(
+                f"cannot join a Ray cluster at {address}: {error}",
+                "Start one with `ray start --head`; if it wants a token, set RAY_AUTH_MODE=token.",
+            ) from None
+
+    def _size(self) -> int:
+        return self._wanted or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+
+    def close(self) -> None:
+        """End the workers, and the cluster if it was started here."""
+        if self._crew is not None:
+            self._crew.dismiss()
+            self._crew = None
+        if self._owns_connection:
+            self._ray.shutdown()
+            self._owns_connection = False
+
+    def __enter__(self) -> Self:
+        """The engine itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        self.close()
+
+
+class _Crew:
+    """Workers, each with at most one question in hand."""
+
+    def __init__(self, ray: Any, size: int) -> None:
+        self._ray = ray
+        self._size = size
+        self._actor = ray.remote(num_cpus=1)(Worker)
+        self._free: list[Any] = []
+        self._asked: dict[Any, tuple[Any, range | None]] = {}  # None: asked to greet
+        self.known: dict[Any, Greeting] = {}
+
+    def compute(self, job: Job, chunks: Sequence[range]) -> Iterator[tuple[range, Scores]]:
+        """Every chunk, whoever dies."""
+        todo, lost = deque(chunks), Counter[range | None]()
+        try:
+            while todo or self._in_hand():
+                self._assign(job, todo)
+                worker, chunk, answer = self._next_answer()
+                if isinstance(answer, self._ray.exceptions.RayError):
+                    lost[chunk] += chunk is not None or worker not in self.known
+                    self._report_death(worker, chunk, answer, last=lost[chunk] == TRIES)
+                    todo.extendleft([] if chunk is None else [chunk])
+                    self._call_the_roll()
+                elif chunk is None:
+                    self._welcome(worker, answer)
+                else:
+                    self._free.append(worker)
+                    self._assign(job, todo)  # whoever takes our scores may take its time
+                    yield chunk, answer
+        finally:
+            self._drop(self._in_hand())
+
+    def _in_hand(self) -> list[Any]:
+        """Questions that are not greetings."""
+        return [question for question, (_, chunk) in self._asked.items() if chunk is not None]
+
+    def _assign(self, job: Job, todo: deque[range]) -> None:
+        """Work for the free, and more workers as long as there is work for them."""
+        while todo and self._free:
+            worker, chunk = self._free.pop(), todo.popleft()
+            self._asked[worker.chunk.remote(job, chunk)] = (worker, chunk)
+        starting = len(self._asked) - len(self._in_hand())
+        while starting < len(todo) and len(self._asked) + len(self._free) < self._size:
+            self._free.append(self._actor.remote(_home()))
+            self._call_the_roll()
+            starting += 1
+
+    def _call_the_roll(self) -> None:
+        """Who is free says so: a machine takes more than one worker with it, and a chunk that is
+        given to one dead worker after the other would seem to kill them.
+        """
+        while self._free:
+            worker = self._free.pop()
+            self._asked[worker.greet.remote()] = (worker, None)
+
+    def _next_answer(self) -> tuple[Any, range | None, Any]:
+        """Who answers first, what it was asked, and its answer or what it died of.
+
+        An error in a method is no death: it is raised here as it was there.
+        """
+        (question,), _ = self._ray.wait(list(self._asked), num_returns=1)
+        worker, chunk = self._asked.pop(question)
+        try:
+            return worker, chunk, self._ray.get(question)
+        except self._ray.exceptions.RayTaskError as error:
+            self._free.append(worker)
+            raise error.cause from error
+        except self._ray.exceptions.RayError as death:
+            return worker, chunk, death
+
+    def _welcome(self, worker: Any, greeting: Greeting) -> None:
+        check_versions(greeting)
+        self._free.append(worker)
+        if worker in self.known:
+            return
+        self.known[worker] = greeting
+        _tell(f"{greeting} is ready ({len(self.known)} of {self._size})")
+
+    def _report_death(
+        self, worker: Any, chunk: range | None, death: Exception, *, last: bool
+    ) -> None:
+        name = self.known.pop(worker, "a new worker")
+        at = f"at episodes {chunk.start}–{chunk.stop - 1}" if chunk else "before it had work"
+        if last:
+            raise FewgraftError(
+                f"{TRIES} workers died {at}, the last one of: {death}",
+                "Each needs memory for data and model, and all that this machine has installed.",
+            )
+        _tell(f"{name} died {at}: another one takes over, {len(self.known)} are left")
+
+    def _drop(self, questions: Sequence[Any]) -> None:
+        """End workers whose answers nobody waits for any more."""
+        for question in questions:
+            worker, _ = self._asked.pop(question)
+            self.known.pop(worker, None)
+            self._ray.kill(worker)
+
+    def dismiss(self) -> None:
+        """End all workers."""
+        self._drop(list(self._asked))
+        for worker in self._free:
+            self._ray.kill(worker)
+        self._free.clear()
+        self.known.clear()
+
+
+def _home() -> dict[str, str]:
+    """Where this process keeps its data sets, for processes that were started elsewhere."""
+    home = os.environ.get("FEWGRAFT_HOME")
+    return {"FEWGRAFT_HOME": str(Path(home).expanduser().absolute())} if home else {}
+
+
+def _tell(message: str) -> None:
+    print(f"ray: {message}", file=sys.stderr, flush=True)
