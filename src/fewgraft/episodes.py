@@ -194,6 +194,23 @@ class Pools:
             rehearsal=rehearsal,
         )
 
+    @classmethod
+    def turned(cls, store: ImageStore) -> Self:
+        """Training pools whose novel classes are the base classes, turned.
+
+        Each base class, turned by one, two or three quarters, is a class that W_b has no row for.
+        Picture i turned by q quarters has the index q·n + i, n pictures being in the store.
+        """
+        whole = cls.of(store, "train")
+        upright = store.by_class(Part.BASE_TRAIN)
+        first, n = len(store.classes), len(store)
+        novel = {
+            first + (quarters - 1) * whole.n_base + label: pictures + quarters * n
+            for quarters in (1, 2, 3)
+            for label, pictures in upright.items()
+        }
+        return dataclasses.replace(whole, novel=novel, names=(), rehearsal=False)
+
     def name(self, label: int) -> str:
         """A class for a message."""
         return f"'{self.names[label]}'" if self.names else f"number {label}"

@@ -33,6 +33,7 @@ class View:
     how: Augmentation = AS_IT_IS
     number: int = 0
     mirrored: bool = False
+    turns: int = 0  # by so many quarters
 
 
 PLAIN = View()
@@ -83,9 +84,9 @@ class Network:
         pixels = torch.from_numpy(np.array(self._pictures[block * _BLOCK : (block + 1) * _BLOCK]))
         rng = torch.Generator().manual_seed(int(KeyStream(view.number, block).keys(1)[0] >> 1))
         pixels = augment(pixels, view.how, rng)
-        activations: Tensor = self.lower(
-            self.model.prepare(pixels.flip(2) if view.mirrored else pixels)
-        )
+        pixels = pixels.flip(2) if view.mirrored else pixels
+        pixels = torch.rot90(pixels, view.turns, (1, 2)) if view.turns else pixels
+        activations: Tensor = self.lower(self.model.prepare(pixels))
         return activations
 
     def above(self, activations: Tensor, parameters: Parameters | None = None) -> Tensor:

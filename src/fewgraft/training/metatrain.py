@@ -6,6 +6,7 @@ labels it never looks at, and refines W_n with it (Eqs. 3–4), so that the netw
 with which refinement does not blur base and novel classes.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Literal
 
@@ -19,7 +20,7 @@ from fewgraft.draws import KeyStream
 from fewgraft.episodes import Answers, Episodes, EpisodeSettings, Pools, sample_episodes
 from fewgraft.errors import FewgraftError
 from fewgraft.model import CosineModel
-from fewgraft.network import MIRRORED, Network
+from fewgraft.network import Network, View
 from fewgraft.prototypes import Refinement, cosine_logits, joint_logits, without_columns
 from fewgraft.training.phase import Phase, Share
 from fewgraft.training.recipe import Metatraining, Recipe
@@ -68,7 +69,8 @@ class Metatrain(Phase):
         self._how = recipe.metatraining
         self._seed = recipe.seed
         self._refinement = self._how.refinement if algorithm == 2 else None
-        self._pools = Pools.of(store, "train")
+        turned = self._how.novel == "turned"
+        self._pools = Pools.turned(store) if turned else Pools.of(store, "train")
         self._settings = [_settings(recipe, shots, algorithm) for shots in self._how.shots]
         self._embedder = _Embedder(model, store, self._how)
         self._validator = Validator(store, recipe, "s2i" if algorithm == 2 else "incremental")
@@ -179,14 +181,27 @@ class _Embedder:
 
     def _below(self, indices: Tensor, rng: torch.Generator) -> Tensor:
         """What enters the moving part."""
+        quarters, indices = indices // len(self._store), indices % len(self._store)
         if self._how.moves == "all":
             pixels = torch.from_numpy(self._store.pictures[indices.numpy()])
-            return self._model.prepare(augment(pixels, self._how.augmentation, rng))
-        plain = self._network.below(indices)
-        if not self._how.augmentation.mirror:
-            return plain
-        turned = torch.rand(len(indices), 1, 1, 1, generator=rng) < 0.5
-        return torch.where(turned.to(plain.device), self._network.below(indices, MIRRORED), plain)
+            pixels = augment(pixels, self._how.augmentation, rng)
+            for turns in (1, 2, 3):
+                chosen = quarters == turns
+                pixels[chosen] = torch.rot90(pixels[chosen], turns, (1, 2))
+            return self._model.prepare(pixels)
+        mirrored = torch.rand(len(indices), generator=rng) < 0.5
+        return self._kept(indices, quarters, mirrored & self._how.augmentation.mirror)
+
+    def _kept(self, indices: Tensor, quarters: Tensor, mirrored: Tensor) -> Tensor:
+        """Kept activations of pictures [n], each turned by its quarters and mirrored or not."""
+        groups = []
+        for turns, mirror in itertools.product(range(4), (False, True)):
+            places = torch.nonzero((quarters == turns) & (mirrored == mirror)).flatten()
+            if len(places):
+                view = View(mirrored=mirror, turns=turns)
+                groups.append((places, self._network.below(indices[places], view)))
+        order = torch.cat([places for places, _ in groups]).argsort()
+        return torch.cat([below for _, below in groups])[order]
 
     def plain(self, indices: Tensor, batch: int = 256) -> Tensor:
         """Features [n, d] without augmentation."""

@@ -83,6 +83,9 @@ class Metatraining(_Section):
     queries: int = Field(default=10, ge=1)  # of each novel class
     base_queries: int = Field(default=50, ge=0)
     unlabelled: int = Field(default=150, ge=0)  # |U| in Algorithm 2, half of it novel
+    # Where novel training classes come from: disjoint ones if the data has them, else base classes
+    # in turn ("data"); or base classes turned by quarters, which W_b has no row for ("turned").
+    novel: Literal["data", "turned"] = "data"
     moves: Literal["last-block", "all"] = "last-block"
     refinement_steps: int = Field(default=1, ge=1)
     alpha: float = Field(default=1.0, gt=0, le=1)
