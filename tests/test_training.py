@@ -400,6 +400,32 @@ def test_disjoint_training_classes_need_no_overwriting(tmp_path: Path, recipe: R
     assert torch.isfinite(phase.loss(0, Share())[0])
 
 
+@pytest.mark.parametrize("moves", ["all", "last-block"])
+def test_turned_base_classes_can_be_the_novel_ones(
+    colours: ImageStore, recipe: Recipe, moves: str
+) -> None:
+    section = recipe.metatraining.model_copy(
+        update={"novel": "turned", "moves": moves, "augmentation": Augmentation()}
+    )
+    model = small_model(colours).eval()
+    phase = Metatrain(model, colours, recipe.model_copy(update={"metatraining": section}), 2)
+    episodes, answers = phase._sample(1, Share())
+    n = len(colours)
+    assert (episodes.support >= n).all(), "every novel picture is turned"
+    assert int(episodes.classes.min()) >= len(colours.classes)
+    base = episodes.query[answers.query_labels < episodes.n_base]
+    assert len(base)
+    assert (base < n).all(), "base pictures stand upright"
+    features = phase._embedder(episodes.support, 0, 1, Share())
+    for e in range(len(episodes)):
+        for place, index in enumerate(episodes.support[e].tolist()):
+            turned = np.rot90(colours.pictures[index % n], index // n, (0, 1)).copy()
+            with torch.no_grad():
+                expected = model.embed(model.prepare(torch.from_numpy(turned)[None]))[0]
+            torch.testing.assert_close(features[e, place].detach(), expected, rtol=1e-4, atol=1e-5)
+    assert torch.isfinite(phase.loss(1, Share())[0])
+
+
 @pytest.mark.parametrize("algorithm", [1, 2])
 def test_shares_of_a_step_make_the_whole(
     colours: ImageStore, recipe: Recipe, algorithm: int
