@@ -52,31 +52,26 @@ def tune(
     shots: Sequence[int],
     episodes: int,
     bench: Bench,
-    fixed: dict[str, dict[str, Any]] | None = None,
 ) -> Iterator[Tuned]:
     """The best combination of each method at each number of shots, in the semi-supervised setting.
 
-    Joint methods are tuned on base and novel classes together. `fixed` hyper-parameters, by method,
-    are not searched.
+    Joint methods are tuned on base and novel classes together. What the recipe has chosen already
+    and the method does not search stays as it is.
     """
     for name in names:
         method = method_spec(name).method
         if not method.search:
             raise FewgraftError(f"'{name}' names nothing to search", "Its `search` is empty.")
         for k in shots:
-            yield _best(recipe, models, name, k, episodes, bench, (fixed or {}).get(name, {}))
+            yield _best(recipe, models, name, k, episodes, bench)
 
 
 def _best(
-    recipe: Recipe,
-    models: Path,
-    name: str,
-    shots: int,
-    episodes: int,
-    bench: Bench,
-    fixed: dict[str, Any],
+    recipe: Recipe, models: Path, name: str, shots: int, episodes: int, bench: Bench
 ) -> Tuned:
     spec = method_spec(name)
+    chosen = recipe.hyper(name, shots)
+    fixed = {key: value for key, value in chosen.items() if key not in spec.method.search}
     setting = "s2i" if spec.joint else "semi-fsl"
     settings = EpisodeSettings.paper(setting, shots, split="val", seed=SEED)
 
