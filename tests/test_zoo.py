@@ -3,8 +3,11 @@
 from pathlib import Path
 
 import pytest
+import torch
+from conftest import CIFAR, needs_cifar
 
-from fewgraft.bench.models import ZOO, model_on_data, shipped_model
+from fewgraft.bench.models import CHECKOUT_ZOO, ZOO, model_on_data, shipped_model, stage_model
+from fewgraft.data.catalogue import add_data
 from fewgraft.data.store import ImageStore
 from fewgraft.errors import FewgraftError
 from fewgraft.metrics import paired
@@ -48,3 +51,38 @@ def test_a_model_that_does_not_ship_or_does_not_fit(icons: ImageStore) -> None:
     model.card = model.card.model_copy(update={"classes": ("a", "b")})
     with pytest.raises(FewgraftError, match="other base classes"):
         model_on_data(model, icons)
+
+
+# --- CIFAR-FS, beside the package ---
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_cifar_models_load(stage: str) -> None:
+    model = stage_model(CHECKOUT_ZOO / "cifar-fs", stage)
+    assert model.card.stage == stage
+    assert len(model.card.classes) == 64
+    assert model.card.backbone == "resnet12-narrow"
+    assert model.card.recipe["metatraining"]["novel"] == "turned" or stage == "pre-trained"
+    pictures = torch.zeros(2, 32, 32, 3, dtype=torch.uint8)
+    with torch.no_grad():
+        assert model(model.prepare(pictures)).shape == (2, 64)
+
+
+def test_cifar_models_are_small() -> None:
+    files = [path for path in (CHECKOUT_ZOO / "cifar-fs").rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 15_000_000
+
+
+@needs_cifar
+def test_cifar_models_do_what_the_docs_say() -> None:
+    store = add_data("cifar-fs", CIFAR)
+    first, second = (stage_model(CHECKOUT_ZOO / "cifar-fs", s) for s in STAGES[1:])
+    assert first.card.data == f"cifar-fs {store.manifest.content[:16]}"
+    baseline, proposed = (model_on_data(m, store, "val") for m in (first, second))
+    assert baseline.base_accuracy() > 0.7
+    for shots in (1, 5):
+        a, b = (m.scores("s2i", shots, Refinement(steps=5), 150) for m in (proposed, baseline))
+        for metric in ("acc", "delta"):
+            difference = paired(getattr(a, metric), getattr(b, metric)).difference
+            assert difference.mean > 0
+            assert difference.excludes_zero
