@@ -40,7 +40,7 @@ def draw_curves(folder: Path) -> Path | None:
         for axis, name in zip(axes[:, column], ("loss", "val_score"), strict=True):
             points = [(row["step"], row[name]) for row in rows if name in row]
             axis.plot(*zip(*points, strict=True), marker="." if name == "val_score" else "")
-            axis.set_ylabel({"loss": "training loss", "val_score": "validation Acc, %"}[name])
+            axis.set_ylabel({"loss": "training loss", "val_score": "validation score, %"}[name])
             axis.grid(alpha=0.3)
         axes[0, column].set_title(phase)
         axes[1, column].set_xlabel("step")
