@@ -253,7 +253,7 @@ def test_mini_imagenet_from_the_five_pickles(tmp_path: Path) -> None:
 def test_mini_imagenet_pickles_that_are_wrong(tmp_path: Path) -> None:
     contents = mini_pickles(tmp_path)
     cases: list[tuple[Any, str]] = [
-        (Calls(print, "hello"), "__builtin__.print"),
+        (Calls(len, "hello"), "__builtin__.len"),
         ({"data": 1}, "lacks the keys"),
         ({**contents["val"], "data": np.zeros((32, 84, 84, 3))}, "float64"),
         ({**contents["val"], "labels": [99] * 32}, "not in catname2label"),
