@@ -28,6 +28,17 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEWGRAFT_HOME", str(tmp_path / "home"))
 
 
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Features once for whoever looks at figures; a bank's name says all that is in it."""
+    return tmp_path_factory.getbasetemp() / "home-of-figures"
+
+
+@pytest.fixture
+def _shared_home(home: Path, _own_home: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEWGRAFT_HOME", str(home))
+
+
 def noise(seed: int, *shape: int) -> Pixels:
     return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
 

@@ -49,15 +49,7 @@ FEW = 8
 PROPOSED = "proposed-without-adaptation"
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Features once for whoever looks at figures; a bank's name says all that is in it."""
-    return tmp_path_factory.getbasetemp() / "home-of-figures"
-
-
-@pytest.fixture(autouse=True)
-def _shared_home(home: Path, _own_home: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEWGRAFT_HOME", str(home))
+pytestmark = pytest.mark.usefixtures("_shared_home")
 
 
 @pytest.fixture(scope="module")

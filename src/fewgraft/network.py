@@ -37,7 +37,6 @@ class View:
 
 
 PLAIN = View()
-MIRRORED = View(mirrored=True)
 
 Parameters = Mapping[str, Tensor]
 

@@ -1,17 +1,20 @@
 """`fewgraft bench`: evaluate methods on frozen episodes, and look at the results."""
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fewgraft.cli import bench_figures, bench_tables
+from fewgraft.cli.bench_options import (
+    ModelsOption,
+    OutOption,
+    RecipeArgument,
+    chosen_engine,
+    listed,
+    numbers,
+)
 from fewgraft.errors import FewgraftError
-
-if TYPE_CHECKING:
-    from fewgraft.bench.runner import Engine
 
 app = typer.Typer(
     help="Evaluate methods on frozen episodes, and look at the results.", no_args_is_help=True
@@ -21,28 +24,6 @@ app.command()(bench_tables.table)
 app.command()(bench_tables.compare)
 for command in (bench_figures.ratio, bench_figures.tsne, bench_figures.report):
     app.command()(command)
-
-RecipeArgument = Annotated[str, typer.Argument(help="Name of a recipe, or a TOML file.")]
-OutOption = Annotated[
-    Path | None, typer.Option(help="Folder of the results; results/RECIPE if not given.")
-]
-ModelsOption = Annotated[
-    Path | None,
-    typer.Option(help="Folder of a training run; the shipped models if not given."),
-]
-
-
-def listed(text: str) -> list[str]:
-    """Words of a comma-separated option."""
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def numbers(text: str) -> list[int]:
-    """Whole numbers of a comma-separated option."""
-    try:
-        return [int(word) for word in listed(text)]
-    except ValueError:
-        raise FewgraftError(f"'{text}' is not a list of whole numbers such as 1,5") from None
 
 
 @app.command()
@@ -106,24 +87,6 @@ def run(
                 f"Acc {row.interval('acc')}  {row.seconds:7.1f} s{'' if computed else '  (there)'}"
             )
     typer.echo(f"{done} rows computed, {len(wanted) - done} were there: {folder}/results.jsonl")
-
-
-@contextlib.contextmanager
-def chosen_engine(
-    name: str, workers: int | None = None, address: str | None = None
-) -> "Iterator[Engine]":
-    """Where chunks of episodes are computed; ended with the block."""
-    from fewgraft.bench.runner import in_this_process
-
-    if name == "here":
-        yield in_this_process
-    elif name == "ray":
-        from fewgraft.bench.ray_engine import ray_engine
-
-        with ray_engine(address, workers) as engine:
-            yield engine
-    else:
-        raise FewgraftError(f"there is no engine '{name}'", "Known: here, ray")
 
 
 @app.command()

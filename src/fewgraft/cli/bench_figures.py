@@ -5,28 +5,18 @@ from typing import Annotated
 
 import typer
 
+from fewgraft.cli.bench_options import (
+    EpisodesOption,
+    ModelsOption,
+    OutOption,
+    RecipeArgument,
+    SeedOption,
+    chosen_engine,
+    decimals,
+    listed,
+    numbers,
+)
 from fewgraft.errors import FewgraftError
-
-RecipeArgument = Annotated[str, typer.Argument(help="Name of a recipe, or a TOML file.")]
-OutOption = Annotated[
-    Path | None, typer.Option(help="Folder of the results; results/RECIPE if not given.")
-]
-ModelsOption = Annotated[
-    Path | None,
-    typer.Option(help="Folder of a training run; the shipped models if not given."),
-]
-EpisodesOption = Annotated[int, typer.Option(min=2, help="How many.")]
-SeedOption = Annotated[int, typer.Option(min=0, help="Names the sequence of episodes.")]
-
-
-def decimals(text: str) -> list[float]:
-    """Numbers of a comma-separated option."""
-    from fewgraft.cli.bench import listed
-
-    try:
-        return [float(word) for word in listed(text)]
-    except ValueError:
-        raise FewgraftError(f"'{text}' is not a list of numbers such as 0.1,0.5") from None
 
 
 def ratio(
@@ -66,7 +56,6 @@ def ratio(
     from fewgraft.bench.report import RATIO, write_figure
     from fewgraft.bench.results import Results
     from fewgraft.bench.runner import Bench
-    from fewgraft.cli.bench import chosen_engine, listed, numbers
     from fewgraft.training.recipe import load_recipe
 
     loaded, bench, console = load_recipe(recipe), Bench(), Console()
@@ -129,7 +118,6 @@ def tsne(
     from fewgraft.bench.report import TSNE, write_figure
     from fewgraft.bench.runner import Bench, jobs
     from fewgraft.bench.tsne import choose, describe, draw_views, view
-    from fewgraft.cli.bench import listed
     from fewgraft.training.recipe import load_recipe
 
     loaded, bench = load_recipe(recipe), Bench()

@@ -1,0 +1,63 @@
+"""Options that several commands of `fewgraft bench` share."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fewgraft.errors import FewgraftError
+
+if TYPE_CHECKING:
+    from fewgraft.bench.runner import Engine
+
+RecipeArgument = Annotated[str, typer.Argument(help="Name of a recipe, or a TOML file.")]
+OutOption = Annotated[
+    Path | None, typer.Option(help="Folder of the results; results/RECIPE if not given.")
+]
+ModelsOption = Annotated[
+    Path | None,
+    typer.Option(help="Folder of a training run; the shipped models if not given."),
+]
+EpisodesOption = Annotated[int, typer.Option(min=2, help="How many.")]
+SeedOption = Annotated[int, typer.Option(min=0, help="Names the sequence of episodes.")]
+
+
+def listed(text: str) -> list[str]:
+    """Words of a comma-separated option."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def numbers(text: str) -> list[int]:
+    """Whole numbers of a comma-separated option."""
+    try:
+        return [int(word) for word in listed(text)]
+    except ValueError:
+        raise FewgraftError(f"'{text}' is not a list of whole numbers such as 1,5") from None
+
+
+def decimals(text: str) -> list[float]:
+    """Numbers of a comma-separated option."""
+    try:
+        return [float(word) for word in listed(text)]
+    except ValueError:
+        raise FewgraftError(f"'{text}' is not a list of numbers such as 0.1,0.5") from None
+
+
+@contextlib.contextmanager
+def chosen_engine(
+    name: str, workers: int | None = None, address: str | None = None
+) -> "Iterator[Engine]":
+    """Where chunks of episodes are computed; ended with the block."""
+    from fewgraft.bench.runner import in_this_process
+
+    if name == "here":
+        yield in_this_process
+    elif name == "ray":
+        from fewgraft.bench.ray_engine import ray_engine
+
+        with ray_engine(address, workers) as engine:
+            yield engine
+    else:
+        raise FewgraftError(f"there is no engine '{name}'", "Known: here, ray")
