@@ -219,7 +219,13 @@ def test_a_killed_add_leaves_the_old_store_or_the_new(
     for number in range(kills):
         coming = next(content for content in contents if content != there)
         command = add_command(contents[coming], root)
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            # A shell's background job ignores Ctrl-C, and so would its children.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+        )
         if number == 0:  # one by its progress: a clock may miss them all
             while process.poll() is None and not list(root.glob(".photos.in-work-*")):
                 time.sleep(0.001)
