@@ -29,19 +29,35 @@ FORMAT = 1
 GAMMA_START = 10.0
 
 
+class Unknown(BaseModel):
+    """When to answer "unknown": the best logit lies below the threshold."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    threshold: float
+    false_rejects: float  # share of pictures of known classes that it rejects
+    pictures: int  # how many pictures chose it
+    chosen_on: str  # which ones
+
+
 class ModelCard(BaseModel):
     """What goes with the weights."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     format: int = FORMAT
     backbone: str  # a name of the registry, or "custom"
+    backbone_settings: dict[str, Any] = {}  # what the name alone does not tell
     width: int  # d
     classes: tuple[str, ...]  # the base classes, in the order of W_b
     size: int
+    crop: float = 1.0  # share of the shorter side that the model sees
     channels: int
     mean: tuple[float, ...]  # of each channel, pixels from 0 to 1
     std: tuple[float, ...]
-    stage: str = "untrained"  # pre-trained, algorithm-1, algorithm-2
+    centred: bool = False  # features are taken from their mean over the base pictures
+    examples: tuple[int, ...] = ()  # pictures each class was learnt from; empty: not known
+    unknown: Unknown | None = None
+    lessons: tuple[str, ...] = ()  # what was learnt after training, one line a time
+    stage: str = "untrained"  # pre-trained, algorithm-1, algorithm-2, learnt
     data: str = ""  # name and content hash of what it was trained on
     recipe: dict[str, Any] = {}
     metrics: dict[str, float] = {}
@@ -58,6 +74,9 @@ class CosineModel(nn.Module):
         self.weight = nn.Parameter(torch.empty(len(card.classes), card.width))
         nn.init.normal_(self.weight, std=math.sqrt(2 / card.width))
         self.gamma = nn.Parameter(torch.tensor(GAMMA_START))
+        self.centre: Tensor
+        centre = torch.zeros(card.width)
+        self.register_buffer("centre", centre, persistent=card.centred)
         self.mean: Tensor
         self.std: Tensor
         shape = (1, card.channels, 1, 1)
@@ -71,7 +90,7 @@ class CosineModel(nn.Module):
     def embed(self, pictures: Tensor) -> Tensor:
         """Features [n, d] of prepared pictures."""
         features: Tensor = self.backbone(pictures)
-        return features
+        return features - self.centre if self.card.centred else features
 
     def prepare(self, pixels: Tensor) -> Tensor:
         """uint8 [n, size, size, channels] → normalised floats [n, channels, size, size].
@@ -162,7 +181,7 @@ def load_model(folder: Path, backbone: nn.Module | None = None) -> CosineModel:
                 f"{folder} was saved with a backbone of its own",
                 "Pass that module: load_model(folder, backbone=...).",
             )
-        backbone = create_backbone(card.backbone, card.channels)
+        backbone = create_backbone(card.backbone, card.channels, card.backbone_settings)
     model = CosineModel(card, backbone)
     path = folder / "model.safetensors"
     try:

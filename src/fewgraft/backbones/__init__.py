@@ -1,19 +1,25 @@
 """Feature extractors f_θ by name, one file a family.
 
 A file in this folder that defines `BACKBONES` adds to the registry: nothing else has to be edited.
-A backbone maps pictures [n, channels, size, size] to features [n, d]. Those here are
-`nn.Sequential`s of named blocks, so that training can move the last one alone.
+A backbone maps pictures [n, channels, size, size] to features [n, d]. Those of this project are
+`nn.Sequential`s of named blocks, so that training can move the last one alone; they start from
+random weights. Others come with weights, from packages that are extras, and a file that defines
+`SOURCES` opens whole collections of them, as in `timm:resnet50`.
 """
 
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
+from types import ModuleType
+from typing import Any
 
 from torch import nn
 
 from fewgraft.errors import FewgraftError, nearest
+
+Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -25,24 +31,53 @@ class BackboneSpec:
     width: int  # d, the number of features
     size: int  # the picture size it is meant for
     summary: str
+    # What only trained ones have: weights, and the pictures that these are used to.
+    trained: Callable[[], nn.Module] | None = None
+    mean: tuple[float, ...] | None = None  # of each channel, pixels from 0 to 1
+    std: tuple[float, ...] | None = None
+    crop: float = 1.0  # share of the shorter side that it sees
+    settings: Settings = field(default_factory=dict)  # to make it again without the source
+    licence: str = "Apache-2.0"
+
+
+# From what follows "timm:" to a backbone; with the settings of a saved one the source is not asked.
+Source = Callable[[str, Settings], BackboneSpec]
+
+
+@cache
+def _families() -> tuple[ModuleType, ...]:
+    modules = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return tuple(importlib.import_module(f"{__name__}.{module}") for module in modules)
 
 
 @cache
 def backbones() -> Mapping[str, BackboneSpec]:
-    """All backbones, by name."""
-    modules = sorted(module.name for module in pkgutil.iter_modules(__path__))
-    found = [importlib.import_module(f"{__name__}.{module}") for module in modules]
-    specs = [spec for module in found for spec in getattr(module, "BACKBONES", ())]
+    """All backbones that have a name of their own, by name."""
+    specs = [spec for family in _families() for spec in getattr(family, "BACKBONES", ())]
     return {spec.name: spec for spec in specs}
 
 
-def backbone_spec(name: str) -> BackboneSpec:
+@cache
+def sources() -> Mapping[str, Source]:
+    """Collections of backbones, by what stands before the colon."""
+    return {
+        prefix: source
+        for family in _families()
+        for prefix, source in getattr(family, "SOURCES", {}).items()
+    }
+
+
+def backbone_spec(name: str, settings: Settings | None = None) -> BackboneSpec:
     """The backbone of that name, or an error with the nearest one."""
+    prefix, colon, rest = name.partition(":")
+    if colon and prefix in sources():
+        return sources()[prefix](rest, settings or {})
     if name not in backbones():
-        raise FewgraftError(f"there is no backbone '{name}'", nearest(name, backbones()))
+        known = [*backbones(), *(f"{prefix}:NAME" for prefix in sources())]
+        raise FewgraftError(f"there is no backbone '{name}'", nearest(name, known))
     return backbones()[name]
 
 
-def create_backbone(name: str, channels: int = 3) -> nn.Module:
+def create_backbone(name: str, channels: int = 3, settings: Settings | None = None) -> nn.Module:
     """A new backbone with random weights, drawn from the current random state."""
-    return backbone_spec(name).make(channels)
+    return backbone_spec(name, settings).make(channels)
