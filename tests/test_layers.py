@@ -14,7 +14,7 @@ LAYERS = (
     {"episodes", "metrics", "network"},
     {"evaluation"},
     {"methods", "training"},
-    {"bench"},
+    {"bench", "app"},
     {"cli"},
     {"__main__"},
 )

@@ -8,7 +8,7 @@ A saved model is a folder of two files, and nothing in it is a pickle:
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,7 @@ class ModelCard(BaseModel):
     mean: tuple[float, ...]  # of each channel, pixels from 0 to 1
     std: tuple[float, ...]
     centred: bool = False  # features are taken from their mean over the base pictures
+    biased: bool = False  # classes have a bias that holds them back
     examples: tuple[int, ...] = ()  # pictures each class was learnt from; empty: not known
     unknown: Unknown | None = None
     lessons: tuple[str, ...] = ()  # what was learnt after training, one line a time
@@ -77,6 +78,8 @@ class CosineModel(nn.Module):
         self.centre: Tensor
         centre = torch.zeros(card.width)
         self.register_buffer("centre", centre, persistent=card.centred)
+        self.bias: Tensor
+        self.register_buffer("bias", torch.zeros(len(card.classes)), persistent=card.biased)
         self.mean: Tensor
         self.std: Tensor
         shape = (1, card.channels, 1, 1)
@@ -84,8 +87,13 @@ class CosineModel(nn.Module):
         self.register_buffer("std", torch.tensor(card.std).view(shape), persistent=False)
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """Logits over the base classes."""
-        return cosine_logits(self.embed(pictures), self.weight, self.gamma)
+        """Logits over the classes."""
+        return self.classify(self.embed(pictures))
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Logits [n, N_b] of features [n, d]."""
+        logits = cosine_logits(features, self.weight, self.gamma)
+        return logits + self.bias if self.card.biased else logits
 
     def embed(self, pictures: Tensor) -> Tensor:
         """Features [n, d] of prepared pictures."""
@@ -153,16 +161,25 @@ def embed_all(model: CosineModel, pixels: Pixels, batch: int = 256) -> Tensor:
     return torch.cat(features) if features else torch.empty(0, model.card.width)
 
 
-def save_model(model: CosineModel, folder: Path, *, half: bool = False) -> None:
+def save_model(
+    model: CosineModel,
+    folder: Path,
+    *,
+    half: bool = False,
+    beside: Mapping[str, bytes] | None = None,
+) -> None:
     """Write the model; an old one in this place stays until the new one is complete.
 
     `half` stores 16-bit floats: half the size; the rounding is far below what training leaves open.
+    `beside` are other files of the folder, by name.
     """
     tensors = {name: _stored(tensor, half) for name, tensor in model.state_dict().items()}
     try:
         with replacing_folder(folder) as work:
             save_file(tensors, work / "model.safetensors")
             (work / "model.json").write_text(model.card.model_dump_json(indent=1))
+            for name, content in (beside or {}).items():
+                (work / name).write_bytes(content)
     except OSError as error:
         raise FewgraftError(f"cannot write {folder}: {error.strerror or error}") from error
 

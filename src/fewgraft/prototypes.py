@@ -77,20 +77,59 @@ def refine(
     plain few-shot learning; a column of −∞ is a base class that this episode does without).
     """
     # What is the same in every step: the support's share of the sums, lengths, base beliefs.
-    members = one_hot(labels, novel.shape[1]).to(novel.dtype)
-    own = members.transpose(1, 2) @ _prepared(support, normalise)
+    own = SupportSums.of(support, labels, novel.shape[1], normalise)
     inverse = _inverse_length(unlabelled)
     base = BaseBelief.of(base_logits, how)
     for _ in range(how.steps):
-        directions = gamma * normalize(novel, dim=-1)
-        logits = unlabelled @ directions.transpose(1, 2) * inverse + how.novel_bias
-        weights = pseudo_labels(logits, base, how)  # [E, U, N]
-        total = (weights * inverse if normalise else weights).transpose(1, 2) @ unlabelled + own
-        count = weights.sum(1) + members.sum(1)
-        estimate = _prepared(total / count[..., None], normalise)  # Eq. 3
-        novel = how.alpha * estimate + (1 - how.alpha) * novel  # Eq. 4
-        novel = _prepared(novel, normalise)
+        weights = pile_weights(novel, unlabelled, inverse, base, gamma, how)
+        sums = pile_sums(weights, unlabelled, inverse, normalise)
+        novel = own.moved(novel, sums, weights.sum(1), how)
     return novel
+
+
+@dataclass(frozen=True)
+class SupportSums:
+    """The support's share of Eq. 3, to which the pile adds its own."""
+
+    total: Tensor  # [E, N, d]
+    count: Tensor  # [E, N]
+    normalise: bool = True
+
+    @classmethod
+    def of(cls, support: Tensor, labels: Tensor, n_classes: int, normalise: bool = True) -> Self:
+        """From support [E, S, d] with labels [E, S]."""
+        members = one_hot(labels, n_classes).to(support.dtype)
+        total = members.transpose(1, 2) @ _prepared(support, normalise)
+        return cls(total, members.sum(1), normalise)
+
+    def moved(self, novel: Tensor, total: Tensor, count: Tensor, how: Refinement) -> Tensor:
+        """Prototypes [E, N, d] after a step, given the pile's sums [E, N, d] and [E, N]."""
+        mean = (total + self.total) / (count + self.count)[..., None]
+        estimate = _prepared(mean, self.normalise)  # Eq. 3
+        novel = how.alpha * estimate + (1 - how.alpha) * novel  # Eq. 4
+        return _prepared(novel, self.normalise)
+
+
+def pile_weights(
+    novel: Tensor,
+    unlabelled: Tensor,
+    inverse: Tensor,
+    base: "BaseBelief",
+    gamma: float | Tensor,
+    how: Refinement,
+) -> Tensor:
+    """How much each picture of the pile counts for each novel class [E, U, N].
+
+    unlabelled [E, U, d] with the inverse of its lengths [E, U, 1].
+    """
+    directions = gamma * normalize(novel, dim=-1)
+    logits = unlabelled @ directions.transpose(1, 2) * inverse + how.novel_bias
+    return pseudo_labels(logits, base, how)
+
+
+def pile_sums(weights: Tensor, unlabelled: Tensor, inverse: Tensor, normalise: bool) -> Tensor:
+    """The pile's share of Eq. 3 [E, N, d]; parts of a pile may be summed one after another."""
+    return (weights * inverse if normalise else weights).transpose(1, 2) @ unlabelled
 
 
 @dataclass(frozen=True)

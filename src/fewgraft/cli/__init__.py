@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from fewgraft import __version__
-from fewgraft.cli import bench, data, demo, doctor, episode, train
+from fewgraft.cli import bench, data, demo, doctor, episode, tool, train
 from fewgraft.errors import FewgraftError
 
 app = typer.Typer(
@@ -22,6 +22,9 @@ app.command()(demo.demo)
 app.command()(doctor.doctor)
 app.command()(episode.episode)
 app.command()(train.train)
+app.command()(tool.base)
+app.command()(tool.learn)
+app.command()(tool.predict)
 app.add_typer(bench.app, name="bench")
 app.add_typer(data.app, name="data")
 

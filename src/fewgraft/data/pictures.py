@@ -24,12 +24,18 @@ class PictureError(Exception):
     """This one picture cannot be used; the message says why."""
 
 
-def read_picture(content: Path | bytes | Pixels, size: int, channels: int) -> Pixels:
-    """The picture as uint8 [size, size, channels]: upright, on white, square by a centre crop."""
+def read_picture(
+    content: Path | bytes | Pixels, size: int, channels: int, crop: float = 1.0
+) -> Pixels:
+    """The picture as uint8 [size, size, channels]: upright, on white, square by a centre crop.
+
+    `crop` is the share of the shorter side that is left.
+    """
+    whole = round(size / crop)
     if isinstance(content, np.ndarray):
-        return from_array(content, size, channels)
+        return _middle(from_array(content, whole, channels), size)
     try:
-        return _fit(_upright(content, size), size, channels)
+        return _middle(_fit(_upright(content, whole), whole, channels), size)
     except PictureError:
         raise
     except UnidentifiedImageError:
@@ -78,6 +84,11 @@ def _fit(image: Image.Image, size: int, channels: int) -> Pixels:
     if image.size != (size, size):
         image = ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)
     return np.asarray(image, dtype=np.uint8).reshape(size, size, channels)
+
+
+def _middle(pixels: Pixels, size: int) -> Pixels:
+    start = (len(pixels) - size) // 2
+    return pixels[start : start + size, start : start + size]
 
 
 def _plain(image: Image.Image) -> Image.Image:

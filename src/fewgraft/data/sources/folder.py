@@ -30,22 +30,24 @@ class Split:
     pictures: Mapping[str, Part]
 
 
-def list_classes(path: Path) -> dict[str, list[Path]]:
+def list_classes(path: Path, at_least: int = 3) -> dict[str, list[Path]]:
     """{class name: files, sorted} of a tree; hidden files and folders are passed over."""
     if not path.is_dir():
         raise FewgraftError(f"{path} is not a folder")
     folders = sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
-    classes = {readable(Path(folder.name)): _files(folder) for folder in folders}
+    classes = {readable(Path(folder.name)): list_files(folder) for folder in folders}
     classes = {name: files for name, files in classes.items() if files}
-    if len(classes) < 3:
+    if len(classes) < at_least:
         raise FewgraftError(
-            f"{path} holds {len(classes)} class folders with files in them; at least 3 are needed",
+            f"{path} holds {len(classes)} class folders with files in them; at least {at_least} "
+            f"{'is' if at_least == 1 else 'are'} needed",
             f"Expected: {KIND.layout}",
         )
     return classes
 
 
-def _files(folder: Path) -> list[Path]:
+def list_files(folder: Path) -> list[Path]:
+    """Files below a folder, sorted; hidden ones and what systems leave behind are passed over."""
     return sorted(
         p
         for p in folder.rglob("*")

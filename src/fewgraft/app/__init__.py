@@ -1,0 +1,1 @@
+"""The tool: add classes to a classifier from folders of photos."""

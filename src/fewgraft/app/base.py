@@ -1,0 +1,129 @@
+"""A base classifier from class folders: the mean of each class over features of a trained backbone.
+
+The features are taken from their mean over the classes first (Wang et al., "SimpleShot", 2019):
+features of a network with rectified units all point the same way, and cosines between them tell
+little. γ is the one under which left-out photos are most likely.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, normalize, one_hot
+
+from fewgraft.app.embedding import Embedder, Photo, Tracker, track_photos
+from fewgraft.app.judging import choose_threshold
+from fewgraft.app.labelled import Labelled, embed_classes
+from fewgraft.backbones import backbone_spec
+from fewgraft.errors import FewgraftError
+from fewgraft.model import CosineModel, ModelCard, load_model
+from fewgraft.prototypes import cosine_logits
+
+GAMMAS = torch.logspace(math.log10(2), 2, 60)  # 2 … 100
+FALSE_REJECTS = 0.05
+
+
+def model_of_backbone(backbone: str) -> CosineModel:
+    """A trained backbone, as a model without classes: by name, or that of a saved model."""
+    if (Path(backbone) / "model.json").is_file():
+        model = load_model(Path(backbone))
+        card = model.card.model_copy(
+            update={"classes": (), "examples": (), "unknown": None, "centred": True}
+        )
+        return CosineModel(card, model.backbone)
+    spec = backbone_spec(backbone)
+    if spec.trained is None or spec.mean is None or spec.std is None:
+        raise FewgraftError(
+            f"'{backbone}' has no weights of its own",
+            "Give the folder of a trained model instead (fewgraft train makes one), or a backbone "
+            "that comes with weights, such as efficientnet-lite0.",
+        )
+    card = ModelCard(
+        backbone=backbone,
+        backbone_settings=dict(spec.settings),
+        width=spec.width,
+        classes=(),
+        size=spec.size,
+        crop=spec.crop,
+        channels=3,
+        mean=spec.mean,
+        std=spec.std,
+        centred=True,
+        licence=spec.licence,
+    )
+    return CosineModel(card, spec.trained())
+
+
+def build_base(
+    backbone: CosineModel,
+    photos: Mapping[str, Sequence[Photo]],
+    *,
+    keep: bool = True,
+    tracker: Tracker = track_photos,
+) -> tuple[CosineModel, dict[str, str]]:
+    """A classifier of these classes, and the photos that could not be used, with reasons."""
+    if len(photos) < 2:
+        raise FewgraftError("a classifier needs at least two classes")
+    embed = Embedder(backbone, keep=keep, tracker=tracker)
+    labelled, failed = embed_classes(embed, photos, "photos")
+    return base_of_features(backbone, tuple(photos), labelled), failed
+
+
+def base_of_features(
+    backbone: CosineModel, classes: tuple[str, ...], labelled: Labelled
+) -> CosineModel:
+    """The classifier, from features that were not centred yet."""
+    labels = labelled.places(classes)
+    centre = class_means(labelled.features, labels, len(classes)).mean(0)
+    directions = normalize(labelled.features - centre, dim=-1)
+    weights = normalize(class_means(directions, labels, len(classes)), dim=-1)
+    cosines, judged = left_out_cosines(directions, labels, len(classes))
+    gamma = best_gamma(cosines[judged], labels[judged]) if judged.any() else 10.0
+    accuracy = (cosines[judged].argmax(-1) == labels[judged]).float().mean().item()
+    best = gamma * cosines[judged].amax(-1)
+    card = backbone.card.model_copy(
+        update={
+            "classes": classes,
+            "examples": tuple(torch.bincount(labels, minlength=len(classes)).tolist()),
+            "unknown": choose_threshold(best, FALSE_REJECTS, "left-out base photos")
+            if len(best) > 1
+            else None,
+            "stage": "base",
+            "data": f"{len(labels)} photos",
+            "metrics": {"left_out_accuracy": accuracy} if judged.any() else {},
+            "recipe": {},
+        }
+    )
+    model = CosineModel(card, backbone.backbone)
+    with torch.no_grad():
+        model.weight.copy_(weights)
+        model.gamma.fill_(gamma)
+        model.centre.copy_(centre)
+    return model.eval()
+
+
+def class_means(features: Tensor, labels: Tensor, n_classes: int) -> Tensor:
+    """[n, d] with labels [n] → [n_classes, d]."""
+    members = one_hot(labels, n_classes).to(features.dtype)
+    return members.T @ features / members.sum(0)[:, None]
+
+
+def left_out_cosines(directions: Tensor, labels: Tensor, n_classes: int) -> tuple[Tensor, Tensor]:
+    """Cosines [n, K] of each photo to the means of classes that it is left out of.
+
+    Also which photos [n] are not the only ones of their class.
+    """
+    members = one_hot(labels, n_classes).to(directions.dtype)
+    sums = members.T @ directions
+    cosines = cosine_logits(directions, sums)
+    without = cosine_logits(directions[:, None], (sums[labels] - directions)[:, None])[:, 0, 0]
+    judged = members.sum(0)[labels] > 1
+    return torch.where(members.bool(), without[:, None], cosines), judged
+
+
+def best_gamma(cosines: Tensor, labels: Tensor) -> float:
+    """The γ under which the labels are most likely."""
+    losses = torch.stack([cross_entropy(gamma * cosines, labels) for gamma in GAMMAS])
+    return GAMMAS[losses.argmin()].item()

@@ -1,0 +1,109 @@
+"""Features that were computed once are kept, by the content of the picture.
+
+A picture's key is made of its bytes, so that a file may be renamed or lie in the pile twice. The
+folder's name is made of all that turns bytes into features: whatever changes has another folder.
+Features are added in segments of two files, complete or absent; several processes may add at once.
+"""
+
+import hashlib
+import json
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewgraft.data.catalogue import data_root
+from fewgraft.files import write_atomically
+from fewgraft.model import CosineModel
+
+Features = NDArray[np.float32]
+DIGEST = 16  # bytes
+SEGMENT = 1024  # features that are written together
+
+
+def content_key(content: bytes) -> bytes:
+    """A name for exactly these bytes."""
+    return hashlib.blake2b(content, digest_size=DIGEST).digest()
+
+
+def backbone_key(model: CosineModel) -> str:
+    """A name for all that turns a picture's bytes into features; the classes are no part of it."""
+    digest = hashlib.sha256()
+    card = model.card
+    how = [card.backbone, card.size, card.crop, card.channels, card.mean, card.std]
+    digest.update(json.dumps(how).encode())
+    for name, tensor in sorted(model.backbone.state_dict().items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:20]
+
+
+def cache_root() -> Path:
+    """Where features of photos are kept: beside the data sets."""
+    return data_root().parent / "photos"
+
+
+class FeatureCache:
+    """Features of one backbone, by content; `folder` None keeps nothing."""
+
+    def __init__(self, folder: Path | None, width: int) -> None:
+        self._folder = folder
+        self._width = width
+        self._places: dict[bytes, tuple[int, int]] = {}
+        self._segments: list[Features] = []
+        self._new: dict[bytes, Features] = {}
+        for keys in sorted(folder.glob("*.keys")) if folder and folder.is_dir() else ():
+            self._open(keys)
+
+    def _open(self, keys: Path) -> None:
+        """One segment; one that is not whole is as good as absent."""
+        try:
+            features = np.load(keys.with_suffix(".npy"), mmap_mode="r")
+            packed = keys.read_bytes()
+        except (OSError, ValueError):
+            return
+        if features.shape != (len(packed) // DIGEST, self._width):
+            return
+        for row in range(len(features)):
+            key = packed[row * DIGEST : (row + 1) * DIGEST]
+            self._places[key] = (len(self._segments), row)
+        self._segments.append(features)
+
+    def __contains__(self, key: bytes) -> bool:
+        """Whether the feature is there."""
+        return key in self._places or key in self._new
+
+    def __getitem__(self, key: bytes) -> Features:
+        """The feature [d]."""
+        if key in self._new:
+            return self._new[key]
+        segment, row = self._places[key]
+        feature: Features = self._segments[segment][row]
+        return feature
+
+    def put(self, features: Mapping[bytes, Features]) -> None:
+        """Keep features [d] by key; they reach the disk with their segment."""
+        if self._folder is None:
+            return
+        self._new.update(features)
+        if len(self._new) >= SEGMENT:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is new; the keys come last, because they are what is looked for."""
+        if self._folder is None or not self._new:
+            return
+        keys = self._folder / f"{uuid.uuid4().hex}.keys"
+        rows = np.stack(list(self._new.values()))
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with keys.with_suffix(".npy").open("wb") as file:
+                np.save(file, rows)
+            write_atomically(keys, b"".join(self._new))
+        except OSError:  # a full or read-only disk costs memory now and time later on, no result
+            keys.with_suffix(".npy").unlink(missing_ok=True)
+            return
+        self._open(keys)
+        self._new = {}

@@ -1,0 +1,169 @@
+"""Is it better with the pile? What old classes lose, what left-out examples say, when to reject."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fewgraft.app.embedding import Photo
+from fewgraft.app.labelled import Labelled
+from fewgraft.app.lesson import Known, Learnt, Lesson, left_out_logits
+from fewgraft.model import Unknown
+
+BIASES = [-0.25 * step for step in range(61)]  # logits by which new classes may be held back
+TINY = 1e-6
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Pictures with known labels, answered before and after."""
+
+    photos: tuple[Photo, ...]
+    truth: tuple[str, ...]
+    before: tuple[str, ...]  # empty where there was nothing to answer with
+    after: tuple[str, ...]
+    best_logit: Tensor  # [n] of the answers after
+
+    @property
+    def accuracy_before(self) -> float:
+        """Share of right answers."""
+        return _share(self.truth, self.before)
+
+    @property
+    def accuracy_after(self) -> float:
+        """Share of right answers."""
+        return _share(self.truth, self.after)
+
+
+def _share(truth: Sequence[str], answers: Sequence[str]) -> float:
+    if not answers:
+        return float("nan")
+    return sum(a == b for a, b in zip(truth, answers, strict=True)) / len(answers)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A lesson learnt one way, and how it does."""
+
+    learnt: Learnt
+    check: Judged | None
+    left_out: Judged
+
+
+@dataclass(frozen=True)
+class Trial:
+    """With the pile and without it."""
+
+    with_pile: Answer
+    without_pile: Answer
+
+    @classmethod
+    def of(cls, lesson: Lesson, check: Labelled, examples: Labelled, tolerance: float) -> "Trial":
+        """Learn both ways."""
+        without = _answer(lesson, check, examples, tolerance, with_pile=False)
+        if not len(lesson.pile):
+            return cls(without, without)
+        return cls(_answer(lesson, check, examples, tolerance, with_pile=True), without)
+
+    def harm(self, tolerance: float) -> str:
+        """Why the pile should not be used, in plain words; empty if nothing speaks against it."""
+        gained, plain = self.with_pile.left_out, self.without_pile.left_out
+        if gained.after and gained.accuracy_after < plain.accuracy_after:
+            return (
+                "with the pile, fewer of the new photos were recognised when left out "
+                f"({gained.accuracy_after:.0%} against {plain.accuracy_after:.0%} without it)"
+            )
+        check = self.with_pile.check
+        if check and check.accuracy_before - check.accuracy_after > tolerance:
+            return (
+                f"with the pile, the old classes fell from {check.accuracy_before:.1%} to "
+                f"{check.accuracy_after:.1%} on the check photos, more than the tolerance of "
+                f"{tolerance:.1%}"
+            )
+        return ""
+
+
+def _answer(
+    lesson: Lesson, check: Labelled, examples: Labelled, tolerance: float, *, with_pile: bool
+) -> Answer:
+    learnt = lesson.learnt(with_pile=with_pile)
+    old = _old_ones(lesson, check)
+    bias = hold_back(
+        learnt, check.features[old], check.places(learnt.known.classes)[old], tolerance
+    )
+    learnt = replace(learnt, held_back=bias)
+    places, logits = left_out_logits(lesson, with_pile=with_pile)
+    logits = logits + bias * learnt.is_new if places else logits
+    return Answer(
+        learnt,
+        _judged(lesson, learnt, check, old, learnt.known.logits(check.features[old]))
+        if old
+        else None,
+        _judged(lesson, learnt, examples, places, logits),
+    )
+
+
+def _old_ones(lesson: Lesson, check: Labelled) -> list[int]:
+    """Check photos of classes that were known and are not taught."""
+    others = set(lesson.known.classes) - set(lesson.taught)
+    return [row for row, name in enumerate(check.names) if name in others]
+
+
+def hold_back(learnt: Learnt, features: Tensor, labels: Tensor, tolerance: float) -> float:
+    """The smallest bias on new classes with which old ones lose no more than the tolerance.
+
+    Features [n, d] and labels [n] of check photos. If no bias is enough, there is none: what is
+    lost then is not lost to the new classes.
+    """
+    if not len(features) or not learnt.is_new.any():
+        return 0.0
+    logits = learnt.known.logits(features)
+    before = logits[:, ~learnt.is_new].argmax(-1) == labels
+    for bias in BIASES:
+        after = (logits + bias * learnt.is_new).argmax(-1) == labels
+        if (before.float().mean() - after.float().mean()).item() <= tolerance + TINY:
+            return bias
+    return 0.0
+
+
+def _judged(
+    lesson: Lesson, learnt: Learnt, labelled: Labelled, rows: list[int], logits: Tensor
+) -> Judged:
+    """Some of the labelled photos, with logits [n, K'] afterwards."""
+    names = tuple(labelled.names[row] for row in rows)
+    could_answer = bool(rows) and set(names) <= set(lesson.known.classes)
+    classes = learnt.known.classes
+    return Judged(
+        tuple(labelled.photos[row] for row in rows),
+        names,
+        _names(lesson.known, labelled.features[rows]) if could_answer else (),
+        tuple(classes[best] for best in logits.argmax(-1).tolist()) if rows else (),
+        logits.amax(-1) if rows else torch.empty(0),
+    )
+
+
+def _names(known: Known, features: Tensor) -> tuple[str, ...]:
+    return tuple(known.classes[best] for best in known.logits(features).argmax(-1).tolist())
+
+
+def unknown_below(before: Unknown | None, answer: Answer, false_rejects: float) -> Unknown | None:
+    """The best logit below which the answer is "unknown"; the old one where nothing can judge."""
+    logits, what = [answer.left_out.best_logit], "left-out new photos"
+    if answer.check:
+        logits, what = [answer.check.best_logit, *logits], "check photos and left-out new photos"
+    together = torch.cat(logits)
+    if len(together) < 2:
+        return before
+    threshold = choose_threshold(together, false_rejects, what)
+    if answer.check is None and before:  # the old classes were not looked at: do not reject more
+        threshold = min(threshold, before, key=lambda one: one.threshold)
+    return threshold
+
+
+def choose_threshold(best_logits: Tensor, false_rejects: float, what: str) -> Unknown:
+    """The largest threshold that rejects at most this share of pictures of known classes."""
+    ordered = best_logits.sort().values
+    threshold = ordered[int(false_rejects * len(ordered))].item()
+    share = (best_logits < threshold).float().mean().item()
+    return Unknown(threshold=threshold, false_rejects=share, pictures=len(ordered), chosen_on=what)

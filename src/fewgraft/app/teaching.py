@@ -1,0 +1,172 @@
+"""A lesson from photos: embed, learn, judge, and fall back where the pile did harm.
+
+Nothing here writes a file or prints: what happened is an `Outcome`, which the command, the report
+and the server show in their own ways.
+"""
+
+import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from fewgraft.app.embedding import Embedder, Photo
+from fewgraft.app.judging import Answer, Judged, Trial, unknown_below
+from fewgraft.app.labelled import Labelled, Photos, embed_classes, failures_of, refuse_twins
+from fewgraft.app.lesson import AS_MANY_AS, Known, Lesson
+from fewgraft.app.record import PileRecord, record_of
+from fewgraft.errors import FewgraftError, nearest
+from fewgraft.model import CosineModel, ModelCard, Unknown
+from fewgraft.prototypes import Refinement
+
+USUAL = Refinement(steps=5, alpha=0.5)
+
+
+@dataclass(frozen=True)
+class LearnSettings:
+    """How to learn; the defaults suit most."""
+
+    refinement: Refinement = USUAL
+    tolerance: float = 0.02  # what old classes may lose of their accuracy on the check photos
+    unknown: bool = True  # answer "unknown" where nothing fits
+    false_rejects: float = 0.05  # share of known pictures that may be answered so
+    review: int = 20  # pictures of the pile to be proposed for labelling
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a lesson led to."""
+
+    before: CosineModel
+    model: CosineModel
+    taught: tuple[str, ...]
+    examples: Mapping[str, tuple[Photo, ...]]  # of each taught class, as far as they could be read
+    used_pile: bool
+    why_not: str  # in plain words, where the pile was given and not used
+    check: Judged | None  # photos of classes that were not taught
+    check_without_pile: Judged | None
+    left_out: Judged  # examples of the taught classes, each judged by what the others taught
+    left_out_without_pile: Judged
+    pile: PileRecord
+    failed: Mapping[str, str] = field(default_factory=dict)  # photo → why it could not be used
+    notes: tuple[str, ...] = ()
+
+
+def learn(
+    model: CosineModel,
+    new: Photos,
+    pile: Sequence[Photo] = (),
+    check: Photos | None = None,
+    settings: LearnSettings | None = None,
+    embedder: Embedder | None = None,
+) -> Outcome:
+    """Teach the model the classes of `new`; the model itself is not changed."""
+    settings = settings or LearnSettings()
+    embed = embedder or Embedder(model)
+    check = check or {}
+    known = known_of(model)
+    _check_names(new, check, known.classes)
+    examples, example_failures = embed_classes(embed, new, "examples")
+    judged_by, check_failures = embed_classes(embed, check, "check photos")
+    pictures = embed(pile, "pile")
+    refuse_twins(examples)
+    lesson = Lesson(
+        known,
+        tuple(new),
+        examples.features,
+        examples.places(tuple(new)),
+        pictures.features,
+        settings.refinement,
+    )
+    trial = Trial.of(lesson, judged_by, examples, settings.tolerance)
+    why_not = trial.harm(settings.tolerance) if len(pictures.features) else ""
+    used = bool(len(pictures.features)) and not why_not
+    chosen = trial.with_pile if used else trial.without_pile
+    final = chosen.learnt
+    line = _line(lesson, used, len(pictures.features))
+    unknown = (
+        unknown_below(model.card.unknown, chosen, settings.false_rejects)
+        if settings.unknown
+        else None
+    )
+    return Outcome(
+        before=model,
+        model=taught_model(model, final.known, unknown, line),
+        taught=lesson.taught,
+        examples={name: examples.of(name) for name in new},
+        used_pile=used,
+        why_not=why_not,
+        check=chosen.check,
+        check_without_pile=trial.without_pile.check,
+        left_out=chosen.left_out,
+        left_out_without_pile=trial.without_pile.left_out,
+        pile=record_of(final, pictures, pile, settings.review),
+        failed={**example_failures, **check_failures, **failures_of(pile, pictures)},
+        notes=_notes(examples, chosen, settings),
+    )
+
+
+def known_of(model: CosineModel) -> Known:
+    """The classifier of a model, over features."""
+    card = model.card
+    examples = card.examples or (AS_MANY_AS,) * len(card.classes)
+    return Known(card.classes, model.weight.detach(), model.gamma.item(), model.bias, examples)
+
+
+def taught_model(
+    model: CosineModel, known: Known, unknown: Unknown | None, line: str
+) -> CosineModel:
+    """The model with these classes; the backbone is the same one."""
+    card: ModelCard = model.card.model_copy(
+        update={
+            "classes": known.classes,
+            "examples": known.examples,
+            "biased": bool(known.bias.any()),
+            "unknown": unknown,
+            "lessons": (*model.card.lessons, line),
+            "stage": "learnt",
+        }
+    )
+    taught = CosineModel(card, model.backbone)
+    with torch.no_grad():
+        taught.weight.copy_(known.weights)
+        taught.gamma.copy_(model.gamma)
+        taught.centre.copy_(model.centre)
+        taught.bias.copy_(known.bias)
+    return taught.eval()
+
+
+def _check_names(new: Photos, check: Photos, classes: Sequence[str]) -> None:
+    if not new:
+        raise FewgraftError("there is nothing to learn: no class has a photo")
+    for name in check:
+        if name not in classes and name not in new:
+            raise FewgraftError(
+                f"the check photos name '{name}', which the classifier does not know",
+                nearest(name, [*classes, *new]),
+            )
+
+
+def _line(lesson: Lesson, used: bool, pile: int) -> str:
+    today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+    counts = torch.bincount(lesson.labels, minlength=len(lesson.taught)).tolist()
+    taught = ", ".join(f"{n} ({c})" for n, c in zip(lesson.taught, counts, strict=True))
+    with_pile = f" with a pile of {pile}" if used else ""
+    return f"{today}: {taught}{with_pile}"
+
+
+def _notes(examples: Labelled, answer: Answer, settings: LearnSettings) -> tuple[str, ...]:
+    notes = []
+    alone = len(examples.photos) - len(answer.left_out.photos)
+    if alone:
+        notes.append(
+            f"{alone} of the new photos are the only ones of their class and cannot be judged by "
+            "leaving them out; a second photo would change that"
+        )
+    check = answer.check
+    if check and check.accuracy_before - check.accuracy_after > settings.tolerance:
+        notes.append(
+            f"the old classes lose {check.accuracy_before - check.accuracy_after:.1%} on the check "
+            "photos even so: some of the new classes look like old ones"
+        )
+    return tuple(notes)

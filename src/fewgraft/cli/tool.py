@@ -1,0 +1,194 @@
+"""`fewgraft base`, `learn` and `predict`: the tool for one's own photos."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fewgraft.errors import FewgraftError
+
+if TYPE_CHECKING:
+    from fewgraft.app.teaching import Outcome
+
+SHOWN = 5  # pictures that could not be used, before the rest is only counted
+
+
+def base(
+    photos: Annotated[Path, typer.Argument(help="A folder with one sub-folder a class.")],
+    out: Annotated[Path, typer.Option(help="Folder of the new classifier.")],
+    backbone: Annotated[
+        str,
+        typer.Option(
+            help="efficientnet-lite0, timm:NAME, hf:NAME-or-folder, onnx:FILE, or the folder of a "
+            "trained model."
+        ),
+    ] = "efficientnet-lite0",
+) -> None:
+    """Make a base classifier from class folders, on top of a backbone that is trained already.
+
+    Examples:
+
+      fewgraft base photos/old --out v1
+
+      fewgraft base photos/old --backbone runs/icons/algorithm-2 --out v1
+    """
+    from fewgraft.app.base import build_base, model_of_backbone
+    from fewgraft.data.sources.folder import list_classes
+    from fewgraft.model import save_model
+
+    _new_folder(out)
+    classes = list_classes(photos, at_least=2)
+    model, failed = build_base(model_of_backbone(backbone), classes)
+    save_model(model, out)
+    _tell_failures(failed)
+    card = model.card
+    typer.echo(f"{len(card.classes)} classes from {sum(card.examples)} photos")
+    if "left_out_accuracy" in card.metrics:
+        typer.echo(f"accuracy on left-out photos: {card.metrics['left_out_accuracy']:.1%}")
+    typer.echo(f"wrote {out}")
+
+
+def learn(
+    classifier: Annotated[
+        str, typer.Argument(help="Folder of a classifier, or icons, which is in the package.")
+    ],
+    new: Annotated[
+        Path, typer.Option(help="A folder with one sub-folder a new class, 1 to 5 photos in each.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the new classifier.")],
+    unlabelled: Annotated[
+        Path | None, typer.Option(help="A folder of unlabelled photos: old classes, new ones, any.")
+    ] = None,
+    check: Annotated[
+        Path | None,
+        typer.Option(help="Class folders of old photos, to measure what old classes lose."),
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option(min=0, max=1, help="What old classes may lose on the check photos.")
+    ] = 0.02,
+    unknown: Annotated[bool, typer.Option(help='Answer "unknown" where no class fits.')] = True,
+    review: Annotated[
+        int, typer.Option(min=0, help="How many photos to propose for labelling next.")
+    ] = 20,
+) -> None:
+    """Teach a classifier new classes; the old one stays as it is.
+
+    A class that it knows already gets more examples. Whatever the pile spoils is not used: then
+    the answer is the one without the pile, and you are told.
+
+    Examples:
+
+      fewgraft learn v1 --new photos/new --unlabelled photos/pile --check photos/old_val --out v2
+
+      fewgraft learn v2 --new photos/newer --out v3
+    """
+    from fewgraft.app.learn_report import report_page
+    from fewgraft.app.saving import open_classifier, save_outcome
+    from fewgraft.app.teaching import LearnSettings, learn
+    from fewgraft.data.sources.folder import list_classes
+
+    _new_folder(out)
+    model = open_classifier(classifier)
+    outcome = learn(
+        model,
+        list_classes(new, at_least=1),
+        photos_in(unlabelled) if unlabelled else (),
+        list_classes(check, at_least=1) if check else None,
+        LearnSettings(tolerance=tolerance, unknown=unknown, review=review),
+    )
+    save_outcome(outcome, out, report_page(outcome))
+    _tell(outcome)
+    typer.echo(f"wrote {out}; look at {out / 'report.html'}")
+
+
+def predict(
+    classifier: Annotated[str, typer.Argument(help="Folder of a classifier.")],
+    photos: Annotated[Path, typer.Argument(help="A photo, or a folder of photos.")],
+    csv: Annotated[Path | None, typer.Option(help="Write a table here.")] = None,
+) -> None:
+    """Name what is on a photo, or on all photos of a folder.
+
+    Examples:
+
+      fewgraft predict v2 inbox --csv out.csv
+
+      fewgraft predict v2 "one photo.jpg"
+    """
+    from fewgraft.app.embedding import Embedder
+    from fewgraft.app.predicting import predict, write_csv
+    from fewgraft.app.saving import open_classifier
+    from fewgraft.files import readable
+
+    files = photos_in(photos)
+    names = [readable(f.relative_to(photos)) if f != photos else readable(f) for f in files]
+    answers = list(predict(Embedder(open_classifier(classifier)), files, names))
+    if csv:
+        try:
+            write_csv(csv, answers)
+        except OSError as error:
+            raise FewgraftError(f"cannot write {csv}: {error.strerror}") from None
+        typer.echo(f"wrote {csv}: {len(answers)} photos")
+    else:
+        for answer in answers:
+            said = answer.problem or f"{answer.label}\t{answer.score:.3f}"
+            typer.echo(f"{answer.photo}\t{said}")
+    if answers and all(answer.problem for answer in answers):
+        raise FewgraftError("none of the photos can be read")
+
+
+def photos_in(path: Path) -> list[Path]:
+    """A photo itself, or all files of a folder."""
+    from fewgraft.data.sources.folder import list_files
+
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise FewgraftError(f"{path} is neither a photo nor a folder")
+    files = list_files(path)
+    if not files:
+        raise FewgraftError(f"{path} holds no photos")
+    return files
+
+
+def _new_folder(out: Path) -> None:
+    """Asked for before the work begins: a classifier is never written over."""
+    if out.exists():
+        raise FewgraftError(
+            f"{out} exists already", "Give another --out: classifiers are never changed."
+        )
+
+
+def _tell(outcome: "Outcome") -> None:
+    """What was gained and what was lost, in a few lines."""
+    counts = ", ".join(f"{name} ({len(own)})" for name, own in outcome.examples.items())
+    typer.echo(f"learnt {counts}")
+    if outcome.check:
+        before, after = outcome.check.accuracy_before, outcome.check.accuracy_after
+        photos = len(outcome.check.photos)
+        typer.echo(f"old classes: {before:.1%} before, {after:.1%} after ({photos} check photos)")
+    if outcome.left_out.after:
+        share, photos = outcome.left_out.accuracy_after, len(outcome.left_out.photos)
+        typer.echo(f"new photos, each left out in turn: {share:.1%} of {photos} recognised")
+    pile = outcome.pile
+    if outcome.used_pile:
+        helped = int((pile.step > 0).sum())
+        typer.echo(f"pile: {helped} of {len(pile.photos)} photos helped a class")
+    elif outcome.why_not:
+        typer.echo(f"the pile was NOT used: {outcome.why_not}")
+    unknown = outcome.model.card.unknown
+    if unknown:
+        typer.echo(
+            f'"unknown" rejects {unknown.false_rejects:.1%} of {unknown.pictures} '
+            f"{unknown.chosen_on}"
+        )
+    for note in outcome.notes:
+        typer.echo(f"note: {note}")
+    _tell_failures(outcome.failed)
+
+
+def _tell_failures(failed: Mapping[str, str]) -> None:
+    for photo, why in list(failed.items())[:SHOWN]:
+        typer.echo(f"passed over {photo}: {why}", err=True)
+    if len(failed) > SHOWN:
+        typer.echo(f"... and {len(failed) - SHOWN} more", err=True)
