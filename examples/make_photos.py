@@ -1,7 +1,7 @@
 """Folders of real pictures to try the tool on, cut from a data set.
 
     python examples/make_photos.py icons photos/
-    python examples/make_photos.py cifar-fs photos/     # after: fewgraft data add cifar-fs --from ...
+    python examples/make_photos.py cifar-fs photos/   # once added: fewgraft data add
 
 Writes old/ (class folders to build a base classifier from), new/ (5 classes, 5 photos each), pile/
 (unlabelled: old and new classes mixed), old_val/ (to check the old classes with), inbox/ (photos to
@@ -62,7 +62,8 @@ class Cutter:
     def shuffled(self, pictures: Iterable[int]) -> list[int]:
         chosen = np.array(list(pictures))
         self._draws += 1
-        return chosen[KeyStream(self._seed, self._draws).permutation(len(chosen))].tolist()
+        order = KeyStream(self._seed, self._draws).permutation(len(chosen))
+        return [int(picture) for picture in chosen[order]]
 
     def draw(self, part: Part, classes: int) -> dict[str, list[int]]:
         pictures = self.store.indices(part)

@@ -8,7 +8,7 @@ import fewgraft
 ROOT = Path(fewgraft.__file__).parent
 # From the ground up; modules of one layer may know each other.
 LAYERS = (
-    {"errors", "draws", "progress", "files", "__init__"},
+    {"errors", "draws", "progress", "files"},
     {"data", "backbones"},
     {"prototypes", "augment", "model"},
     {"episodes", "metrics", "network"},
@@ -16,7 +16,7 @@ LAYERS = (
     {"methods", "training"},
     {"bench", "app"},
     {"cli"},
-    {"__main__"},
+    {"__main__", "__init__"},
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 

@@ -62,7 +62,7 @@ class FeatureCache:
         try:
             features = np.load(keys.with_suffix(".npy"), mmap_mode="r")
             packed = keys.read_bytes()
-        except (OSError, ValueError):
+        except (OSError, ValueError, EOFError):
             return
         if features.shape != (len(packed) // DIGEST, self._width):
             return

@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -47,6 +48,19 @@ class Embedded:
     def tensor(self) -> Tensor:
         """All features at once."""
         return torch.from_numpy(np.array(self.features))
+
+
+class Embeds(Protocol):
+    """Whatever turns pictures into features for a model."""
+
+    @property
+    def model(self) -> CosineModel:
+        """The model whose features they are."""
+        ...
+
+    def __call__(self, photos: Sequence[Any], what: str = "") -> Embedded:
+        """Features of photos, in their order."""
+        ...
 
 
 @dataclass(frozen=True)

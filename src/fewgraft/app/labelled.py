@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fewgraft.app.embedding import Embedded, Embedder, Photo
+from fewgraft.app.embedding import Embedded, Embeds, Photo
 from fewgraft.app.lesson import places_of
 from fewgraft.errors import FewgraftError
 
@@ -31,7 +31,7 @@ class Labelled:
         return places_of(self.names, classes)
 
 
-def embed_classes(embed: Embedder, classes: Photos, what: str) -> tuple[Labelled, dict[str, str]]:
+def embed_classes(embed: Embeds, classes: Photos, what: str) -> tuple[Labelled, dict[str, str]]:
     """Features of all photos of all classes; a class of which none can be read is an error."""
     photos = [photo for own in classes.values() for photo in own]
     names = [name for name, own in classes.items() for _ in own]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from fewgraft.app.embedding import Embedder, Photo
+from fewgraft.app.embedding import Embeds, Photo
 from fewgraft.app.labelled import photo_name
 from fewgraft.app.lesson import PART
 from fewgraft.files import write_atomically
@@ -31,7 +31,7 @@ class Prediction:
 
 
 def predict(
-    embed: Embedder, photos: Sequence[Photo], names: Sequence[str] | None = None
+    embed: Embeds, photos: Sequence[Photo], names: Sequence[str] | None = None
 ) -> Iterator[Prediction]:
     """One prediction a photo, in their order; `names` are what to call the photos."""
     names = names or [photo_name(photo, number) for number, photo in enumerate(photos)]
@@ -51,7 +51,7 @@ def predict(
 Answer = tuple[str, float, str, str, float]
 
 
-def _answers(embed: Embedder, features: torch.Tensor) -> list[Answer]:
+def _answers(embed: Embeds, features: torch.Tensor) -> list[Answer]:
     """(label, score, best, second, second score) of features [n, d]."""
     model, card = embed.model, embed.model.card
     with torch.inference_mode():

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from fewgraft.app.embedding import Embedder, Photo
+from fewgraft.app.embedding import Embedder, Embeds, Photo
 from fewgraft.app.judging import Answer, Judged, Trial, unknown_below
 from fewgraft.app.labelled import Labelled, Photos, embed_classes, failures_of, refuse_twins
 from fewgraft.app.lesson import AS_MANY_AS, Known, Lesson
@@ -58,7 +58,7 @@ def learn(
     pile: Sequence[Photo] = (),
     check: Photos | None = None,
     settings: LearnSettings | None = None,
-    embedder: Embedder | None = None,
+    embedder: Embeds | None = None,
 ) -> Outcome:
     """Teach the model the classes of `new`; the model itself is not changed."""
     settings = settings or LearnSettings()

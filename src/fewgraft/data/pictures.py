@@ -87,6 +87,8 @@ def _fit(image: Image.Image, size: int, channels: int) -> Pixels:
 
 
 def _middle(pixels: Pixels, size: int) -> Pixels:
+    if len(pixels) == size:
+        return pixels
     start = (len(pixels) - size) // 2
     return pixels[start : start + size, start : start + size]
 

@@ -1,0 +1,247 @@
+"""The tool as a scikit-learn estimator, for photos or for features that you have already.
+
+    from fewgraft import FewgraftClassifier
+
+    v1 = FewgraftClassifier("efficientnet-lite0").fit(photos, names)
+    v2 = v1.learn(new_photos, new_names, unlabelled=pile)
+    v2.predict(["a photo.jpg"])
+    v2.save("v2")
+
+The constructor only stores; what was learnt ends in `_`. `learn` gives a new estimator and leaves
+the old one as it is.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin, clone
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import nn
+
+from fewgraft.app.base import base_of_features, build_base, model_of_backbone
+from fewgraft.app.embedding import Embedded, Embedder, Embeds, Photo
+from fewgraft.app.labelled import Labelled
+from fewgraft.app.predicting import UNKNOWN
+from fewgraft.app.saving import open_classifier, save_outcome
+from fewgraft.app.teaching import LearnSettings, Outcome, learn
+from fewgraft.errors import FewgraftError
+from fewgraft.model import CosineModel, ModelCard, load_model, save_model
+from fewgraft.prototypes import Refinement
+
+Labels = NDArray[Any]
+
+
+class FewgraftClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Classes as directions of features; new ones are joined with `learn`.
+
+    `backbone` None means that X holds features [n, d]; otherwise X are photos: file names, bytes,
+    arrays of pixels or Pillow images. `unknown` lets `predict` answer "unknown" (labels must be
+    strings then). `keep` remembers features of photos on disk.
+    """
+
+    def __init__(
+        self,
+        backbone: str | nn.Module | None = None,
+        *,
+        steps: int = 5,
+        alpha: float = 0.5,
+        tolerance: float = 0.02,
+        unknown: bool = False,
+        keep: bool = True,
+    ) -> None:
+        self.backbone = backbone
+        self.steps = steps
+        self.alpha = alpha
+        self.tolerance = tolerance
+        self.unknown = unknown
+        self.keep = keep
+
+    def fit(self, X: Any, y: ArrayLike) -> Self:  # noqa: N803
+        """Learn the base classes."""
+        if self.backbone is None:
+            X, y = validate_data(self, X, y, dtype=np.float32)  # noqa: N806
+        labels = np.asarray(y)
+        check_classification_targets(labels)
+        self.classes_ = np.unique(labels)
+        if self.backbone is None:
+            self.model_ = _base_of_arrays(X, labels, self.classes_)
+        else:
+            start = self._start()
+            self.model_, self.failed_ = build_base(
+                start, _by_class(_photos(X), labels), keep=self.keep
+            )
+        return self
+
+    def _start(self) -> CosineModel:
+        if isinstance(self.backbone, CosineModel):
+            return self.backbone
+        if isinstance(self.backbone, str):
+            return model_of_backbone(self.backbone)
+        raise FewgraftError(
+            "a module alone does not say what pictures it wants",
+            "Wrap it: CosineModel(ModelCard(backbone='custom', ...), module).",
+        )
+
+    def learn(
+        self,
+        X: Any,  # noqa: N803
+        y: ArrayLike,
+        unlabelled: Any = None,
+        check: tuple[Any, ArrayLike] | None = None,
+    ) -> "FewgraftClassifier":
+        """A new classifier that also knows the classes of y; `outcome_` says what happened."""
+        check_is_fitted(self)
+        labels = np.asarray(y)
+        kinds = {_kind(self.classes_), _kind(labels)}
+        if len(kinds) > 1:
+            raise ValueError(f"labels are {kinds}: they must all be of one kind")
+        outcome = learn(
+            self.model_,
+            _by_class(self._checked(X), labels),
+            self._checked(unlabelled) if unlabelled is not None else (),
+            _by_class(self._checked(check[0]), np.asarray(check[1])) if check else None,
+            LearnSettings(
+                refinement=Refinement(steps=self.steps, alpha=self.alpha), tolerance=self.tolerance
+            ),
+            self._embedder(),
+        )
+        fresh = np.unique(labels[~np.isin(labels, self.classes_)])
+        order = {str(label): label for label in fresh}
+        named = outcome.model.card.classes[len(self.classes_) :]
+        new: FewgraftClassifier = clone(self)
+        new.model_, new.outcome_ = outcome.model, outcome
+        new.classes_ = np.concatenate([self.classes_, np.array([order[name] for name in named])])
+        if self.backbone is None:
+            new.n_features_in_ = self.n_features_in_
+        return new
+
+    def predict(self, X: Any) -> Labels:  # noqa: N803
+        """A label for each row or photo."""
+        logits = self._logits(X)
+        answers: Labels = self.classes_[logits.argmax(-1).numpy()]
+        limit = self.model_.card.unknown
+        if self.unknown and limit is not None:
+            answers = answers.astype(object)
+            answers[(logits.amax(-1) < limit.threshold).numpy()] = UNKNOWN
+        return answers
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
+        """Probabilities [n, K], in the order of `classes_`."""
+        probabilities: NDArray[np.float64] = self._logits(X).double().softmax(-1).numpy()
+        return probabilities
+
+    @torch.inference_mode()
+    def _logits(self, X: Any) -> torch.Tensor:  # noqa: N803
+        check_is_fitted(self)
+        photos = self._checked(X)
+        done = self._embedder()(photos)
+        if done.failed:
+            number, why = next(iter(done.failed.items()))
+            raise FewgraftError(f"{photos[number]} cannot be read: {why}")
+        return self.model_.classify(done.tensor())
+
+    def _checked(self, X: Any) -> Sequence[Any]:  # noqa: N803
+        if self.backbone is not None:
+            return _photos(X)
+        rows: Sequence[Any] = validate_data(self, X, dtype=np.float32, reset=False)
+        return rows
+
+    def _embedder(self) -> Embeds:
+        if self.backbone is None:
+            return ArrayEmbedder(self.model_)
+        return Embedder(self.model_, keep=self.keep)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the classifier, and what is known of its last lesson."""
+        check_is_fitted(self)
+        if isinstance(getattr(self, "outcome_", None), Outcome):
+            save_outcome(self.outcome_, Path(folder))
+        else:
+            save_model(self.model_, Path(folder))
+
+
+def load(folder: str | Path, backbone: nn.Module | None = None) -> FewgraftClassifier:
+    """A saved classifier, or one inside the package, such as icons.
+
+    One whose backbone was your own needs it again; one that was fitted on features does not.
+    """
+    if backbone is None and _of_features(Path(folder)):
+        backbone = nn.Identity()
+    model = load_model(Path(folder), backbone) if backbone else open_classifier(folder)
+    loaded = FewgraftClassifier(None if _is_features(model) else str(folder))
+    loaded.model_ = model
+    loaded.classes_ = np.array(model.card.classes)
+    loaded.n_features_in_ = model.card.width
+    return loaded
+
+
+class ArrayEmbedder:
+    """Features that are there already, taken from the model's centre."""
+
+    def __init__(self, model: CosineModel) -> None:
+        self.model = model
+
+    def __call__(self, photos: Sequence[Any], what: str = "") -> Embedded:
+        """Rows [n, d] as they are."""
+        del what
+        rows = np.asarray(photos, np.float32).reshape(-1, self.model.card.width)
+        return Embedded(
+            rows - self.model.centre.numpy(),
+            list(range(len(rows))),
+            [row.tobytes() for row in rows],
+            {},
+        )
+
+
+FEATURES = "features"  # in the card's data: fitted on features, not on photos
+
+
+def _base_of_arrays(rows: NDArray[np.float32], labels: Labels, classes: Labels) -> CosineModel:
+    names = tuple(map(str, classes))
+    card = ModelCard(
+        backbone="custom",
+        width=rows.shape[1],
+        classes=(),
+        size=1,
+        channels=1,
+        mean=(0.0,),
+        std=(1.0,),
+        centred=True,
+    )
+    labelled = Labelled(
+        tuple(rows), tuple(map(str, labels)), (b"",) * len(rows), torch.from_numpy(rows)
+    )
+    model = base_of_features(CosineModel(card, nn.Identity()), names, labelled)
+    model.card = model.card.model_copy(update={"data": FEATURES})
+    return model
+
+
+def _of_features(folder: Path) -> bool:
+    path = folder / "model.json"
+    return path.is_file() and f'"data": "{FEATURES}"' in path.read_text()
+
+
+def _is_features(model: CosineModel) -> bool:
+    return model.card.data == FEATURES
+
+
+def _photos(photos: Any) -> list[Photo]:
+    return [Path(photo) if isinstance(photo, str) else photo for photo in photos]
+
+
+def _by_class(photos: Sequence[Any], labels: Labels) -> dict[str, list[Any]]:
+    if len(photos) != len(labels):
+        raise ValueError(f"{len(photos)} photos and {len(labels)} labels")
+    classes: dict[str, list[Any]] = {str(label): [] for label in np.unique(labels)}
+    for photo, label in zip(photos, labels, strict=True):
+        classes[str(label)].append(photo)
+    return classes
+
+
+def _kind(labels: Labels) -> str:
+    return "text" if labels.dtype.kind in "OUS" else "numbers"
