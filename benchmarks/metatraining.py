@@ -17,6 +17,7 @@ from fewgraft.bench.models import model_on_data
 from fewgraft.data.catalogue import open_data
 from fewgraft.metrics import Interval, Scores, interval, paired
 from fewgraft.model import load_model
+from fewgraft.network import KeptActivations
 from fewgraft.prototypes import Refinement
 from fewgraft.training.recipe import load_recipe
 from fewgraft.training.run import train
@@ -52,13 +53,14 @@ def main() -> None:
     changes = dict(text.split("=", 1) for text in arguments.changes)
     print("| seed | shots | Acc 1 | Acc 2 | Δ 1 | Δ 2 | Acc 2 − 1 | Δ 2 − 1 | both better |")
     print("|---|---|---|---|---|---|---|---|---|")
+    kept: KeptActivations = {}  # all start from the same network
     for seed in range(arguments.seeds):
         recipe = load_recipe(arguments.recipe, {**changes, "seed": str(seed)})
         store = open_data(recipe.data)
         folder = arguments.run / f"seed-{seed}-{recipe.hash}"
         if not (folder / "pre-trained").exists():
             shutil.copytree(arguments.run / "pre-trained", folder / "pre-trained")
-        train(recipe, store, folder, ALGORITHMS, Accelerator(cpu=True))
+        train(recipe, store, folder, ALGORITHMS, Accelerator(cpu=True), kept)
         models = [model_on_data(load_model(folder / name), store, "val") for name in ALGORITHMS]
         refinement = Refinement(steps=recipe.validation.refinement_steps)
         for shots in recipe.validation.shots:

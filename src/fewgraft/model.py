@@ -53,6 +53,7 @@ class ModelCard(BaseModel):
     channels: int
     mean: tuple[float, ...]  # of each channel, pixels from 0 to 1
     std: tuple[float, ...]
+    mirrored: bool = False  # features are the mean of a picture's and its mirror image's
     centred: bool = False  # features are taken from their mean over the base pictures
     biased: bool = False  # classes have a bias that holds them back
     examples: tuple[int, ...] = ()  # pictures each class was learnt from; empty: not known
@@ -96,8 +97,10 @@ class CosineModel(nn.Module):
         return logits + self.bias if self.card.biased else logits
 
     def embed(self, pictures: Tensor) -> Tensor:
-        """Features [n, d] of prepared pictures."""
+        """Features [n, d] of prepared pictures; in training, of them alone and not their mirror."""
         features: Tensor = self.backbone(pictures)
+        if self.card.mirrored and not self.training:
+            features = (features + self.backbone(pictures.flip(3))) / 2
         return features - self.centre if self.card.centred else features
 
     def prepare(self, pixels: Tensor) -> Tensor:
@@ -130,6 +133,8 @@ def new_model(
     mean: Sequence[float],
     std: Sequence[float],
     seed: int = 0,
+    *,
+    mirrored: bool = False,
 ) -> CosineModel:
     """An untrained model; the same seed gives the same weights."""
     card = ModelCard(
@@ -140,6 +145,7 @@ def new_model(
         channels=channels,
         mean=tuple(mean),
         std=tuple(std),
+        mirrored=mirrored,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -56,11 +56,19 @@ def divided(backbone: nn.Module, moves: str) -> tuple[nn.Module, nn.Module]:
 class Network:
     """f_θ over the pictures of a data set, divided into what stays and what may move."""
 
-    def __init__(self, model: CosineModel, pictures: Pixels, moves: str = "last-block") -> None:
+    def __init__(
+        self,
+        model: CosineModel,
+        pictures: Pixels,
+        moves: str = "last-block",
+        kept: "KeptActivations | None" = None,
+    ) -> None:
         self.model = model.eval()
         self._pictures = pictures
         self.lower, self._upper = divided(model.backbone, moves)
-        self._kept: dict[View, _Kept] = {}
+        # Networks with the same part that stays, over the same pictures, may share what is kept.
+        self._kept: KeptActivations = {} if kept is None else kept
+        self._views = (PLAIN, View(mirrored=True)) if model.card.mirrored else (PLAIN,)
         trained_with = model.card.recipe.get("pretraining", {}).get("augmentation", {})
         self.weak = Augmentation.model_validate(trained_with)
         self.strong = stronger(self.weak)
@@ -101,8 +109,8 @@ class Network:
         """Features [..., d] of pictures [...] as they are."""
         if pictures.numel() == 0:
             return torch.empty(*pictures.shape, self.model.card.width)
-        below = self.below(pictures.flatten())
-        return self.above(below, parameters).view(*pictures.shape, -1)
+        seen = [self.above(self.below(pictures.flatten(), v), parameters) for v in self._views]
+        return (sum(seen[1:], seen[0]) / len(seen)).view(*pictures.shape, -1)
 
 
 class _Kept:
@@ -124,6 +132,9 @@ class _Kept:
 
     def take(self, pictures: Tensor) -> Tensor:
         return self._values[pictures]
+
+
+KeptActivations = dict[View, _Kept]
 
 
 def _layout(activations: Tensor) -> torch.memory_format:

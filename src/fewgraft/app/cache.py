@@ -32,7 +32,7 @@ def backbone_key(model: CosineModel) -> str:
     """A name for all that turns a picture's bytes into features; the classes are no part of it."""
     digest = hashlib.sha256()
     card = model.card
-    how = [card.backbone, card.size, card.crop, card.channels, card.mean, card.std]
+    how = [card.backbone, card.size, card.crop, card.channels, card.mean, card.std, card.mirrored]
     digest.update(json.dumps(how).encode())
     for name, tensor in sorted(model.backbone.state_dict().items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())

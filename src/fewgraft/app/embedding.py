@@ -144,7 +144,7 @@ class Embedder:
         new: dict[bytes, Features] = {}
         if pixels:
             pictures = self.model.prepare(torch.from_numpy(np.stack(list(pixels.values()))))
-            computed = self.model.backbone(pictures).float().cpu().numpy()
+            computed = (self.model.embed(pictures) + self.model.centre).float().cpu().numpy()
             new = dict(zip(pixels, computed, strict=True))
             self._cache.put(new)
         rows = np.stack([new[k] if k in new else self._cache[k] for k in (o.key for o in batch)])

@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy, normalize
 from fewgraft.methods.base import Method, MethodSpec, Task
 from fewgraft.methods.losses import distillation, nt_xent
 from fewgraft.methods.moving import Moved, MovedSolution, batches, descend, pictures_of
-from fewgraft.network import PLAIN, Network, Parameters, View
+from fewgraft.network import Network, Parameters, View
 from fewgraft.prototypes import Refinement, cosine_logits, prototypes, refine
 
 
@@ -124,10 +124,12 @@ def mean_view(
     network: Network, pictures: Tensor, views: int, parameters: Parameters | None = None
 ) -> Tensor:
     """Directions [n, d] of pictures [n], averaged over the picture itself and augmented views."""
+    itself = network.features(pictures, parameters)
     if len(pictures) == 0:
-        return network.features(pictures)
-    kinds = [PLAIN, *(View(network.weak, number) for number in range(views))]
-    features = [network.above(network.below(pictures, kind), parameters) for kind in kinds]
+        return itself
+    kinds = [View(network.weak, number) for number in range(views)]
+    others = [network.above(network.below(pictures, kind), parameters) for kind in kinds]
+    features = [itself, *others]
     return torch.stack([normalize(part, dim=-1) for part in features]).mean(0)
 
 

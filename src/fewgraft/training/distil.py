@@ -43,7 +43,7 @@ class Distil(Pretrain):
     def _answers(self, pictures: Tensor) -> Tensor:
         """The teacher's logits [b, N_b]; it sees the mirror image too, where that is allowed."""
         views = [pictures, pictures.flip(3)] if self._mirror else [pictures]
-        features = [normalize(self._teacher.embed(view), dim=-1) for view in views]
+        features = [normalize(self._teacher.backbone(view), dim=-1) for view in views]
         return cosine_logits(
             torch.stack(features).mean(0), self._teacher.weight, self._teacher.gamma
         )

@@ -20,7 +20,7 @@ from fewgraft.draws import KeyStream
 from fewgraft.episodes import Answers, Episodes, EpisodeSettings, Pools, sample_episodes
 from fewgraft.errors import FewgraftError
 from fewgraft.model import CosineModel
-from fewgraft.network import Network, View
+from fewgraft.network import KeptActivations, Network, View
 from fewgraft.prototypes import Refinement, cosine_logits, joint_logits, without_columns
 from fewgraft.training.phase import Phase, Share
 from fewgraft.training.recipe import Metatraining, Recipe
@@ -62,7 +62,12 @@ class Metatrain(Phase):
     """Algorithm 1 or 2, several episodes a step, the shots in turn."""
 
     def __init__(
-        self, model: CosineModel, store: ImageStore, recipe: Recipe, algorithm: Algorithm
+        self,
+        model: CosineModel,
+        store: ImageStore,
+        recipe: Recipe,
+        algorithm: Algorithm,
+        kept: KeptActivations | None = None,
     ) -> None:
         self.model = model
         self.name = f"algorithm-{algorithm}"
@@ -72,7 +77,7 @@ class Metatrain(Phase):
         turned = self._how.novel == "turned"
         self._pools = Pools.turned(store) if turned else Pools.of(store, "train")
         self._settings = [_settings(recipe, shots, algorithm) for shots in self._how.shots]
-        self._embedder = _Embedder(model, store, self._how)
+        self._embedder = _Embedder(model, store, self._how, kept)
         self._validator = Validator(store, recipe, "s2i" if algorithm == 2 else "incremental")
         self._test_refinement = Refinement(steps=recipe.validation.refinement_steps)
         self.steps = self._how.steps
@@ -163,11 +168,17 @@ class _Embedder:
     Kept activations can be those of the mirrored picture; any other augmentation needs "all".
     """
 
-    def __init__(self, model: CosineModel, store: ImageStore, how: Metatraining) -> None:
+    def __init__(
+        self,
+        model: CosineModel,
+        store: ImageStore,
+        how: Metatraining,
+        kept: KeptActivations | None,
+    ) -> None:
         self._model = model
         self._store = store
         self._how = how
-        self._network = Network(model, store.pictures, how.moves)
+        self._network = Network(model, store.pictures, how.moves, kept)
         self.lower = self._network.lower
 
     def __call__(self, pictures: Tensor, seed: int, step: int, share: Share) -> Tensor:
@@ -205,10 +216,10 @@ class _Embedder:
 
     def plain(self, indices: Tensor, batch: int = 256) -> Tensor:
         """Features [n, d] without augmentation."""
-        parts = [self._network.above(self._fixed(some)) for some in torch.split(indices, batch)]
-        return torch.cat(parts)
+        return torch.cat([self._fixed(some) for some in torch.split(indices, batch)])
 
     def _fixed(self, indices: Tensor) -> Tensor:
         if self._how.moves == "last-block":
-            return self._network.below(indices)
-        return self._model.prepare(torch.from_numpy(self._store.pictures[indices.numpy()]))
+            return self._network.features(indices)
+        pixels = torch.from_numpy(self._store.pictures[indices.numpy()])
+        return self._model.embed(self._model.prepare(pixels))

@@ -126,6 +126,7 @@ class Recipe(_Section):
     backbone: str
     seed: int = Field(default=0, ge=0)
     size: int | None = None  # of the stored pictures; None takes what is there
+    mirrored: bool = False  # the model's features are the mean of a picture's and its mirror's
     checkpoint_every: int = Field(default=100, ge=1)  # steps
     pretraining: Pretraining
     distillation: Distillation | None = None

@@ -12,6 +12,7 @@ from fewgraft.data.parts import Part
 from fewgraft.data.store import ImageStore
 from fewgraft.errors import FewgraftError
 from fewgraft.model import CosineModel, load_model, new_model, save_model
+from fewgraft.network import KeptActivations
 from fewgraft.training.checkpoint import Progress
 from fewgraft.training.distil import Distil
 from fewgraft.training.loop import train_phase
@@ -30,8 +31,13 @@ def train(
     folder: Path,
     stages: Sequence[str] = STAGES,
     accelerator: Accelerator | None = None,
+    kept: KeptActivations | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Train the stages that are not there yet; {stage: its card's metrics}."""
+    """Train the stages that are not there yet; {stage: its card's metrics}.
+
+    Phases that move the last block of the same network share the `kept` activations below it.
+    """
+    kept = {} if kept is None else kept
     accelerator = accelerator or Accelerator(cpu=True)
     _check_size(recipe, store)
     folder.mkdir(parents=True, exist_ok=True)
@@ -40,7 +46,7 @@ def train(
     for stage in stages:
         target = folder / stage
         if not (target / "model.json").exists():
-            phase = _phase(stage, recipe, store, folder, accelerator.device)
+            phase = _phase(stage, recipe, store, folder, accelerator.device, kept)
             run = f"{recipe.name} {recipe.hash} {stage} {store.manifest.content[:12]}"
             progress = train_phase(phase, folder, run, recipe.checkpoint_every, accelerator)
             if accelerator.is_main_process:
@@ -59,7 +65,12 @@ def _check_size(recipe: Recipe, store: ImageStore) -> None:
 
 
 def _phase(
-    stage: str, recipe: Recipe, store: ImageStore, folder: Path, device: torch.device
+    stage: str,
+    recipe: Recipe,
+    store: ImageStore,
+    folder: Path,
+    device: torch.device,
+    kept: KeptActivations,
 ) -> Phase:
     if stage == "pre-trained" and recipe.distillation:
         teacher, student = (load_model(folder / TEACHER).to(device) for _ in range(2))
@@ -74,10 +85,11 @@ def _phase(
             mean,
             std,
             recipe.seed,
+            mirrored=recipe.mirrored,
         )
         return Pretrain(model.to(device), store, recipe)
     start = load_model(folder / "pre-trained").to(device)
-    return Metatrain(start, store, recipe, 1 if stage == "algorithm-1" else 2)
+    return Metatrain(start, store, recipe, 1 if stage == "algorithm-1" else 2, kept)
 
 
 def channel_statistics(store: ImageStore) -> tuple[list[float], list[float]]:
