@@ -103,7 +103,7 @@ class Network:
             features = self._upper(activations)
         else:
             features = functional_call(self._upper, dict(parameters), (activations,))
-        return features
+        return features - self.model.centre if self.model.card.centred else features
 
     def features(self, pictures: Tensor, parameters: Parameters | None = None) -> Tensor:
         """Features [..., d] of pictures [...] as they are."""

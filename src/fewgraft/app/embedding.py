@@ -127,7 +127,7 @@ class Embedder:
     def _decode(self, photo: Photo) -> _Decoded | str:
         card = self.model.card
         try:
-            content = _content(photo)
+            content = content_of(photo)
             key = content_key(content if isinstance(content, bytes) else _named(content))
             if key in self._cache:
                 return _Decoded(key, None)
@@ -151,7 +151,8 @@ class Embedder:
         return rows - self.model.centre.numpy() if self.model.card.centred else rows
 
 
-def _content(photo: Photo) -> bytes | Pixels:
+def content_of(photo: Photo) -> bytes | Pixels:
+    """The bytes of a file, or pixels."""
     if isinstance(photo, Image.Image):
         return np.asarray(photo.convert("RGB"))
     return photo.read_bytes() if isinstance(photo, Path) else photo

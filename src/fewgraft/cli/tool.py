@@ -71,6 +71,9 @@ def learn(
     review: Annotated[
         int, typer.Option(min=0, help="How many photos to propose for labelling next.")
     ] = 20,
+    adapt: Annotated[
+        bool, typer.Option("--adapt", help="Let the last block of the network move as well.")
+    ] = False,
 ) -> None:
     """Teach a classifier new classes; the old one stays as it is.
 
@@ -83,6 +86,7 @@ def learn(
 
       fewgraft learn v2 --new photos/newer --out v3
     """
+    from fewgraft.app.adapting import learn_adapted
     from fewgraft.app.learn_report import report_page
     from fewgraft.app.saving import open_classifier, save_outcome
     from fewgraft.app.teaching import LearnSettings, learn
@@ -90,7 +94,7 @@ def learn(
 
     _new_folder(out)
     model = open_classifier(classifier)
-    outcome = learn(
+    outcome = (learn_adapted if adapt else learn)(
         model,
         list_classes(new, at_least=1),
         photos_in(unlabelled) if unlabelled else (),

@@ -1,0 +1,118 @@
+"""A lesson for which the network itself moves (`learn --adapt`; Sec. 4.3 of the paper).
+
+The last block is adapted to the examples and the pile by the benchmark's own method; then the
+lesson is learnt as usual, on the features of the moved network.
+"""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from fewgraft.app.embedding import Embedder, Photo, Tracker, content_of, track_photos
+from fewgraft.app.labelled import Photos
+from fewgraft.app.teaching import LearnSettings, Outcome, learn
+from fewgraft.data.pictures import PictureError, Pixels, read_picture
+from fewgraft.errors import FewgraftError
+from fewgraft.methods.adaptation import Adaptation
+from fewgraft.methods.base import Task, TaskPictures
+from fewgraft.model import CosineModel
+from fewgraft.network import Network, divided
+
+LARGEST_PILE = 2000  # pictures whose activations are kept in memory
+CAUTION = (
+    "the network was adapted with all new photos in view: what is said of left-out ones is "
+    "optimistic"
+)
+
+
+def learn_adapted(
+    model: CosineModel,
+    new: Photos,
+    pile: Sequence[Photo],
+    check: Photos | None = None,
+    settings: LearnSettings | None = None,
+    how: Adaptation | None = None,
+    *,
+    keep: bool = True,
+    tracker: Tracker = track_photos,
+) -> Outcome:
+    """Teach the model with a network that moves, unless old classes suffer from that."""
+    settings = settings or LearnSettings()
+    check_movable(model)
+    plain = learn(model, new, pile, check, settings, Embedder(model, keep=keep, tracker=tracker))
+    if not pile:
+        return replace(plain, notes=(*plain.notes, "nothing was adapted: there is no pile"))
+    moved = adapted_model(model, new, pile, how or Adaptation())
+    outcome = learn(moved, new, pile, check, settings, Embedder(moved, keep=keep, tracker=tracker))
+    if plain.check and outcome.check:
+        judged = replace(outcome.check, before=plain.check.before)
+        if judged.accuracy_before - judged.accuracy_after > settings.tolerance:
+            why = "the network was not adapted: old classes would lose more than the tolerance"
+            return replace(plain, notes=(*plain.notes, why))
+        outcome = replace(outcome, check=judged)
+    return replace(outcome, before=model, notes=(*outcome.notes, CAUTION))
+
+
+def check_movable(model: CosineModel) -> None:
+    """Adaptation needs a network that is a sequence of blocks with gradients."""
+    try:
+        divided(model.backbone, "last-block")
+    except FewgraftError:
+        raise FewgraftError(
+            f"the backbone '{model.card.backbone}' cannot be adapted: it is not a sequence of "
+            "blocks",
+            "Learn without --adapt.",
+        ) from None
+
+
+def adapted_model(
+    model: CosineModel, new: Photos, pile: Sequence[Photo], how: Adaptation
+) -> CosineModel:
+    """The model with its last block and the weights of the classes not taught moved."""
+    taught = tuple(new)
+    examples = [(photo, label) for label, name in enumerate(taught) for photo in new[name]]
+    thinned = pile[:: -(-len(pile) // LARGEST_PILE)]
+    support, kept = _pixels(model, [photo for photo, _ in examples])
+    unlabelled, _ = _pixels(model, thinned)
+    network = Network(model, np.concatenate([support, unlabelled]))
+    places = torch.arange(len(support) + len(unlabelled))[None]
+    others = [row for row, name in enumerate(model.card.classes) if name not in taught]
+    pictures = TaskPictures(network, places[:, : len(support)], places[:, len(support) :])
+    nothing = torch.empty(1, 0, model.card.width)
+    task = Task(  # this method looks at pictures, not at features
+        ways=len(taught),
+        support=nothing,
+        labels=torch.tensor([[examples[number][1] for number in kept]]),
+        unlabelled=nothing,
+        base_unlabelled=torch.empty(1, 0, len(others)),
+        weights=model.weight.detach()[others],
+        gamma=model.gamma.item(),
+        numbers=torch.zeros(1, dtype=torch.long),
+        pictures=pictures,
+    )
+    [found] = how.fit(task).episodes
+    moved = CosineModel(model.card, deepcopy(model.backbone))
+    moved.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        moved.weight[others] = found.base
+        for name, parameter in divided(moved.backbone, "last-block")[1].named_parameters():
+            parameter.copy_(found.parameters[name])
+    return moved.eval()
+
+
+def _pixels(model: CosineModel, photos: Sequence[Photo]) -> tuple[Pixels, list[int]]:
+    """uint8 [n, size, size, channels] of the photos that can be read, and which they are."""
+    card = model.card
+    pixels, kept = [], []
+    for number, photo in enumerate(photos):
+        try:
+            content = content_of(photo)
+            pixels.append(read_picture(content, card.size, card.channels, card.crop))
+            kept.append(number)
+        except (PictureError, OSError):
+            continue  # `learn` has told what is wrong with it
+    shape = (0, card.size, card.size, card.channels)
+    return np.stack(pixels) if pixels else np.empty(shape, np.uint8), kept
