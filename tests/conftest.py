@@ -1,7 +1,10 @@
 """Shared fixtures: real data where it is there, small files of exact layouts where it is not."""
 
-from collections.abc import Callable
+import os
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -11,8 +14,15 @@ from PIL import Image
 from fewgraft.data.icons import load_icons
 from fewgraft.data.store import ImageStore
 
+if TYPE_CHECKING:
+    from selenium.webdriver import Chrome
+
+pytest.register_assert_rewrite("pages")
+
 CIFAR = Path(__file__).resolve().parents[2] / "shared" / "data" / "cifar100"
 needs_cifar = pytest.mark.skipif(not CIFAR.is_dir(), reason=f"CIFAR-100 is not in {CIFAR}")
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
 Pixels = NDArray[np.uint8]
 
@@ -57,3 +67,30 @@ def make_tree(tmp_path: Path) -> Callable[..., Path]:
         return root
 
     return make
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Chrome"]:
+    if not (CHROMIUM and DRIVER) and "CI" not in os.environ:
+        pytest.skip("chromium and chromedriver are not installed")
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM or ""
+    for flag in (
+        "headless",
+        "no-sandbox",
+        "disable-gpu",
+        "disable-quic",
+        "no-first-run",
+        "disable-background-networking",
+        "disable-component-update",
+        "disable-sync",
+        f"user-data-dir={tmp_path_factory.mktemp('profile')}",
+    ):
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    yield driver
+    driver.quit()

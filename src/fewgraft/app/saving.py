@@ -3,7 +3,7 @@
 model.json, model.safetensors   the classifier
 lesson.json                     what was gained and what was lost, for programs
 pile.csv                        what each picture of the pile did
-review.csv                      pictures whose labels would help most, best first
+review.csv, review.png          pictures whose labels would help most, best first
 report.html                     all of it, to look at
 """
 
@@ -18,6 +18,7 @@ from typing import Any
 from fewgraft.app.judging import Judged
 from fewgraft.app.labelled import photo_name
 from fewgraft.app.record import PileRecord
+from fewgraft.app.review import review_sheet
 from fewgraft.app.teaching import Outcome
 from fewgraft.bench.models import ZOO, shipped_model
 from fewgraft.errors import FewgraftError, nearest
@@ -49,6 +50,9 @@ def save_outcome(outcome: Outcome, folder: Path, report: str = "") -> None:
     if report:
         files["report.html"] = report
     beside = {name: text.encode("utf-8", "backslashreplace") for name, text in files.items()}
+    sheet = review_sheet(outcome)
+    if sheet:
+        beside["review.png"] = sheet
     save_model(outcome.model, folder, beside=beside)
 
 

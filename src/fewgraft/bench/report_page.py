@@ -1,14 +1,8 @@
-"""A report as one HTML file that needs nothing else: no script, no font, no request."""
+"""The report of a benchmark as one HTML file."""
 
-import base64
-import html
-import io
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from importlib import resources
 from itertools import groupby
-from typing import TypeVar
 
 from PIL import Image
 
@@ -17,40 +11,28 @@ from fewgraft.bench.report import Answered, Figure, Findings, Headline, MadeOf, 
 from fewgraft.bench.results import Row
 from fewgraft.bench.table_formats import without_constants
 from fewgraft.data.store import ImageStore
+from fewgraft.html import (
+    Html,
+    Part,
+    bar,
+    bars,
+    boxed,
+    counted,
+    data_uri,
+    document,
+    joined,
+    listed,
+    matrix,
+    percent,
+    picture_uri,
+    tag,
+    tile,
+    unbroken,
+)
 from fewgraft.metrics import Confusion, Interval
 
-# A browser that obeys this asks the network for nothing, whatever the page holds.
-POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 WORST_SHOWN = 12  # classes, before one has to unfold the rest
 LARGEST_THUMBNAIL = 64  # pixels; pictures are small, pages with many of them should be too
-VOID = {"img", "meta"}
-T = TypeVar("T")
-
-
-# ------------------------------------------------------------------------------------------ HTML
-
-
-class Html(str):
-    """Markup; any other text is escaped when it is put into an element."""
-
-
-def tag(name: str, /, *content: str, **attributes: str) -> Html:
-    """An element; `class_` and `aria_label` are attributes as HTML writes them."""
-    names = {key: key.rstrip("_").replace("_", "-") for key in attributes}
-    opened = "".join(f' {names[k]}="{html.escape(v)}"' for k, v in attributes.items())
-    if name in VOID:
-        return Html(f"<{name}{opened}>")
-    return Html(f"<{name}{opened}>{joined(content)}</{name}>")
-
-
-def joined(parts: Iterable[str]) -> Html:
-    """Markup as it is, text escaped."""
-    return Html("".join(p if isinstance(p, Html) else html.escape(p, quote=False) for p in parts))
-
-
-def data_uri(png: bytes) -> str:
-    """A picture as an address that holds it."""
-    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
 def thumbnail(store: ImageStore, picture: int, alt: str) -> Html:
@@ -58,49 +40,17 @@ def thumbnail(store: ImageStore, picture: int, alt: str) -> Html:
     pixels = store.pictures[picture]
     image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
     image.thumbnail((LARGEST_THUMBNAIL, LARGEST_THUMBNAIL))
-    packed = io.BytesIO()
-    image.save(packed, format="PNG", optimize=True)
-    return tag("img", src=data_uri(packed.getvalue()), alt=alt, class_="pixels")
+    return tag("img", src=picture_uri(image), alt=alt, class_="pixels")
 
 
 # ------------------------------------------------------------------------------------------ page
 
 
-@dataclass(frozen=True)
-class Part:
-    """A section of the page, as the list of contents names it."""
-
-    anchor: str
-    title: str
-    body: Html
-
-
 def page(findings: Findings) -> str:
     """The whole file."""
-    best = findings.headline.best
-    title = f"Fewgraft on {best.data}"
-    parts = [part for part in _parts(findings) if part.body]
-    style = (resources.files("fewgraft.bench") / "report.css").read_text()
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        tag("title", title),
-        tag("style", Html(style)),
-    )
-    links = [tag("li", tag("a", part.title, href=f"#{part.anchor}")) for part in parts]
-    body = tag(
-        "body",
-        tag("header", tag("h1", title), summary(findings.headline), tiles(findings.headline)),
-        tag("nav", tag("ul", *links), aria_label="Contents"),
-        tag(
-            "main",
-            *(tag("section", tag("h2", p.title), p.body, id=p.anchor) for p in parts),
-        ),
-    )
-    return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
+    top = findings.headline
+    title = f"Fewgraft on {top.best.data}"
+    return document(title, joined([summary(top), tiles(top)]), _parts(findings))
 
 
 def _parts(findings: Findings) -> list[Part]:
@@ -113,23 +63,6 @@ def _parts(findings: Findings) -> list[Part]:
         Part("pile", "What made the prototypes", prototypes(findings, store) if store else Html()),
         Part("origin", "Where the numbers come from", origin(findings)),
     ]
-
-
-def percent(share: float, digits: int = 1) -> str:
-    """As text; a minus sign is one."""
-    return f"{100 * share:.{digits}f}".replace("-", "−")
-
-
-def unbroken(text: str) -> str:
-    """With spaces at which a line does not end: "81.0 ± 1.6 %"."""
-    return text.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}").replace(
-        " %", "\N{NO-BREAK SPACE}%"
-    )
-
-
-def counted(number: int, noun: str) -> str:
-    """1 picture, 2 pictures."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 # --------------------------------------------------------------------------------------- headline
@@ -155,7 +88,7 @@ def summary(top: Headline) -> Html:
         class_="lede",
     )
     sentences = [_comparison(row, difference) for row, difference in top.others]
-    others = f"On the same episodes that is {_listed(sentences)}." if sentences else ""
+    others = f"On the same episodes that is {listed(sentences)}." if sentences else ""
     forgotten = (
         f" Of the old classes’ pictures it names {percent(best.interval('b_all').mean)} % right; "
         f"with only old classes to choose from it would be "
@@ -181,10 +114,6 @@ def _comparison(row: Row, difference: Interval) -> str:
     return f"{how_much} {'more' if difference.mean > 0 else 'less'} than {row.title}{without}"
 
 
-def _listed(parts: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
-
-
 def tiles(top: Headline) -> Html:
     """Four numbers to take away, beside those of the nearest rival."""
     shown = {
@@ -200,16 +129,8 @@ def tiles(top: Headline) -> Html:
         if math.isnan(value):  # a setting without base classes
             continue
         other = f"{rival.title}: {percent(rival.interval(metric).mean)}" if rival else ""
-        unit = tag("small", " %" if metric != "delta" else " points")
-        found.append(
-            tag(
-                "li",
-                tag("span", title, class_="name"),
-                tag("span", percent(value), unit, class_="value"),
-                tag("span", meaning, class_="meaning"),
-                tag("span", other, class_="rival"),
-            )
-        )
+        unit = " %" if metric != "delta" else " points"
+        found.append(tile(title, percent(value), unit, meaning, other))
     return tag("ul", *found, class_="tiles")
 
 
@@ -240,12 +161,6 @@ def table(whole: tables.Table) -> Html:
     )
     note = tag("p", " ".join([shown.note, *constant]), class_="note")
     return joined([boxed(element, shown.title, tag("h3", shown.title)), note])
-
-
-def boxed(wide: Html, label: str, heading: str = "") -> Html:
-    """What may be wider than a phone scrolls in a box of its own, which a keyboard can reach."""
-    box = tag("div", wide, class_="scroll", role="region", aria_label=label, tabindex="0")
-    return tag("div", heading, box, class_="card")
 
 
 def _kinds(columns: Sequence[tables.Column]) -> list[str]:
@@ -330,24 +245,7 @@ def _matrix(title: str, shares: Confusion) -> Html:
         "old classes": (shares.base_right, shares.base_to_other_base, shares.base_to_novel),
         "new classes": (shares.novel_right, shares.novel_to_other_novel, shares.novel_to_base),
     }
-    head = tag("tr", tag("td"), *(tag("th", column, scope="col") for column in columns))
-    lines = [
-        tag(
-            "tr",
-            tag("th", name, scope="row"),
-            *(
-                tag(
-                    "td",
-                    percent(share),
-                    class_="good" if place == 0 else "bad",
-                    style=f"--share:{share:.4f}",
-                )
-                for place, share in enumerate(values)
-            ),
-        )
-        for name, values in rows.items()
-    ]
-    return tag("table", tag("caption", title), tag("thead", head), tag("tbody", *lines))
+    return matrix(title, columns, rows)
 
 
 def classes(found: Sequence[Answered], store: ImageStore) -> Html:
@@ -381,39 +279,19 @@ def _bars(
     store: ImageStore,
 ) -> Html:
     order = sorted(labels, key=lambda label: (_share(subject, label), store.classes[label]))
-    bars = [_bar(label, subject, rival, store) for label in order]
-    worst, rest = bars[:WORST_SHOWN], bars[WORST_SHOWN:]
-    unfolded = (
-        tag(
-            "details",
-            tag("summary", f"{len(rest)} more"),
-            tag("ol", *rest, class_="bars", start=str(WORST_SHOWN + 1)),
-        )
-        if rest
-        else ""
-    )
-    heading = tag("h3", f"{title} ", tag("small", str(len(bars))))
-    return tag("div", heading, tag("ol", *worst, class_="bars"), unfolded)
+    ordered = [_bar(label, subject, rival, store) for label in order]
+    return bars(title, ordered, WORST_SHOWN)
 
 
 def _bar(label: int, subject: Answered, rival: Answered | None, store: ImageStore) -> Html:
-    name, share = store.classes[label], _share(subject, label)
     right, asked = subject.classes[label]
-    fill = tag("span", class_="fill", style=f"width:{100 * share:.1f}%")
-    line, more = "", f"{right} of {asked}"
+    more, there = f"{right} of {asked}", None
     if rival and label in rival.classes:
         there = _share(rival, label)
-        line = tag("span", class_="line", style=f"left:{100 * there:.1f}%")
         more += f"; {rival.row.title}: {percent(there, 0)} %"
     example = int((store.labels == label).argmax())
-    return tag(
-        "li",
-        thumbnail(store, example, alt=""),
-        tag("span", name, class_="name", title=name),
-        tag("span", fill, line, class_="bar"),
-        tag("span", f"{percent(share, 0)} %", class_="value"),
-        title=more,
-    )
+    picture = thumbnail(store, example, alt="")
+    return bar(store.classes[label], right / asked, there, title=more, picture=picture)
 
 
 # ------------------------------------------------------------------------------------- prototypes

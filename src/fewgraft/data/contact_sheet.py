@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,10 @@ from fewgraft.draws import KeyStream
 CELL = 48
 GAP = 4
 LABEL_WIDTH = 190
+CAPTION = 36  # pixels for two lines under a picture
 PAPER, INK, FRAME = "white", "black", "#d0d0d0"
+
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,15 @@ class Row:
 
     label: str
     pictures: Sequence[int] | NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Strip:
+    """The same with pictures that are there already, and perhaps two lines under each."""
+
+    label: str
+    pictures: Sequence[Image.Image]
+    captions: Sequence[str] = ()
 
 
 def class_rows(
@@ -44,22 +57,49 @@ def class_rows(
 
 def draw_sheet(store: ImageStore, rows: Sequence[Row], columns: int | None = None) -> Image.Image:
     """Draw the rows; a row longer than `columns` goes on in the next line."""
-    columns = columns or max(len(row.pictures) for row in rows)
-    lines = [max(1, -(-len(row.pictures) // columns)) for row in rows]
-    pitch = CELL + GAP
-    mode = "L" if store.manifest.channels == 1 else "RGB"
-    sheet = Image.new(mode, (LABEL_WIDTH + columns * pitch + GAP, sum(lines) * pitch + GAP), PAPER)
+    strips = [Strip(row.label, [_thumbnail(store, int(p)) for p in row.pictures]) for row in rows]
+    return draw_strips(strips, columns, "L" if store.manifest.channels == 1 else "RGB", CELL)
+
+
+def draw_strips(
+    strips: Sequence[Strip], columns: int | None = None, mode: str = "RGB", cell: int = CELL
+) -> Image.Image:
+    """Draw pictures that are squares of `cell` pixels already."""
+    columns = columns or max(len(strip.pictures) for strip in strips)
+    lines = [max(1, -(-len(strip.pictures) // columns)) for strip in strips]
+    pitch = cell + GAP
+    height = pitch + (CAPTION if any(strip.captions for strip in strips) else 0)
+    sheet = Image.new(mode, (LABEL_WIDTH + columns * pitch + GAP, sum(lines) * height + GAP), PAPER)
     draw = ImageDraw.Draw(sheet)
     font = ImageFont.load_default(size=13)
     top = GAP
-    for row, height in zip(rows, lines, strict=True):
-        draw.multiline_text((GAP, top + 4), row.label, fill=INK, font=font)
-        for position, picture in enumerate(row.pictures):
-            corner = (LABEL_WIDTH + position % columns * pitch, top + position // columns * pitch)
-            sheet.paste(_thumbnail(store, int(picture)), corner)
-        top += height * pitch
+    for strip, long in zip(strips, lines, strict=True):
+        label = _shortened(strip.label, font, LABEL_WIDTH - 2 * GAP)
+        draw.multiline_text((GAP, top + 4), label, fill=INK, font=font)
+        for position, (picture, caption) in enumerate(zip_longest(strip.pictures, strip.captions)):
+            left = LABEL_WIDTH + position % columns * pitch
+            upper = top + position // columns * height
+            sheet.paste(picture, (left, upper))
+            if caption:
+                under = _shortened(caption, font, cell)
+                draw.multiline_text((left, upper + cell), under, fill=INK, font=font, spacing=2)
+        top += long * height
         draw.line((0, top - GAP // 2, sheet.width, top - GAP // 2), fill=FRAME)
     return sheet
+
+
+def _shortened(text: str, font: Font, width: int) -> str:
+    """Lines that are cut off where they would be wider; names may be no valid text."""
+    lines = text.encode("utf-8", "backslashreplace").decode().split("\n")
+    return "\n".join(_shortened_line(line, font, width) for line in lines)
+
+
+def _shortened_line(line: str, font: Font, width: int) -> str:
+    if font.getlength(line) <= width:
+        return line
+    while line and font.getlength(f"{line}…") > width:
+        line = line[:-1]
+    return f"{line}…"
 
 
 def _thumbnail(store: ImageStore, picture: int) -> Image.Image:

@@ -1,0 +1,159 @@
+"""What a lesson led to, in plain words: at first, about "unknown", and about the numbers."""
+
+from collections.abc import Sequence
+
+from fewgraft.app.teaching import Outcome
+from fewgraft.html import Html, counted, joined, listed, percent, tag, unbroken
+
+NAMED = 5  # classes, before the rest is only counted
+
+
+def summary(outcome: Outcome) -> Html:
+    """What happened in plain words, with what to beware of set apart."""
+    sentences = [_said_of_old(outcome), _said_of_taught(outcome), _said_of_pile(outcome)]
+    warnings = [f"The pile was not used: {outcome.why_not}."] if outcome.why_not else []
+    warnings += [f"{note[:1].upper()}{note[1:]}." for note in outcome.notes]
+    return joined(
+        [
+            tag("p", _said_at_first(outcome), class_="lede"),
+            tag("p", unbroken(" ".join(filter(None, sentences)))),
+            *(tag("p", unbroken(warning), class_="notice") for warning in warnings),
+        ]
+    )
+
+
+def _said_at_first(outcome: Outcome) -> Html:
+    before, now = len(outcome.before.card.classes), len(outcome.model.card.classes)
+    again = [name for name in outcome.taught if name in outcome.before.card.classes]
+    photos = counted(sum(map(len, outcome.examples.values())), "photo")
+    more = f"more about {few(again)}" if again else ""
+    new = counted(now - before, "new class") if now > before else ""
+    learnt = tag("strong", listed([part for part in (new, more) if part]))
+    apart = f"it {'now ' if new else ''}tells {now} classes apart{'' if new else ', as before'}"
+    return joined([f"From {photos} the classifier learnt ", learnt, f"; {apart}."])
+
+
+def _said_of_old(outcome: Outcome) -> str:
+    check = outcome.check
+    if check is None:
+        return "What the old classes lost is not known: there were no check photos of them."
+    before, now = (_right(check.truth, answers) for answers in (check.before, check.after))
+    said = f"{now} of {counted(len(check.photos), 'check photo')} named right"
+    if before == now:
+        return f"The old classes lost nothing: {said}, as before."
+    verb = "lost" if before > now else "gained"
+    points = percent(abs(before - now) / len(check.photos))
+    return f"The old classes {verb} {points} points: {said}, {before} before."
+
+
+def _right(truth: Sequence[str], answers: Sequence[str]) -> int:
+    return sum(a == b for a, b in zip(truth, answers, strict=True))
+
+
+def _said_of_taught(outcome: Outcome) -> str:
+    judged, plain = outcome.left_out, outcome.left_out_without_pile
+    if not judged.after:
+        return (
+            "How well the taught classes are recognised is not known: none of them has a second "
+            "photo to judge by."
+        )
+    said = (
+        f"When each of {counted(len(judged.photos), 'new photo')} is left out in turn, "
+        f"{percent(judged.accuracy_after)} % of them are recognised by what the others taught"
+    )
+    if not outcome.used_pile:
+        return f"{said}."
+    if judged.accuracy_after == plain.accuracy_after:
+        return f"{said}, as many as without the pile."
+    return f"{said}; without the pile it would be {percent(plain.accuracy_after)} %."
+
+
+def _said_of_pile(outcome: Outcome) -> str:
+    """Nothing where the pile was refused: that is said apart."""
+    pile = outcome.pile
+    if outcome.used_pile:
+        helped = int((pile.step > 0).sum()) or "none"
+        return f"Of the {counted(len(pile.photos), 'photo')} in the pile, {helped} helped a class."
+    if pile.photos:
+        return ""
+    readable = " that could be read" if outcome.failed else ""
+    return f"There was no pile of unlabelled photos{readable}."
+
+
+def few(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    if len(names) <= NAMED:
+        return listed(names)
+    return f"{', '.join(names[: NAMED - 1])} and {len(names) - NAMED + 1} more classes"
+
+
+def unknown(outcome: Outcome) -> Html:
+    """The threshold and what it costs."""
+    limit = outcome.model.card.unknown
+    if limit is None:
+        text = "The classifier never answers “unknown”: it names the likeliest class of any photo."
+        return tag("p", text)
+    kept = " It is that of before the lesson." if limit == outcome.before.card.unknown else ""
+    text = (
+        "Where no class fits well, the answer is “unknown”: the best class then scores less than "
+        f"{limit.threshold:.2f}.{kept} This threshold turns away {percent(limit.false_rejects)} % "
+        f"of {limit.pictures} {limit.chosen_on}, on which it was chosen. All of them are of known "
+        f"classes: expect about {_in_100(limit.false_rejects)} good photos to be turned away. How "
+        "many photos of other things are turned away was not measured. The accuracies on this "
+        "page leave “unknown” aside."
+    )
+    return tag("p", unbroken(text))
+
+
+def _in_100(share: float) -> str:
+    return f"{round(100 * share)} in 100" if share >= 0.005 else "none of 100"
+
+
+def origin(outcome: Outcome) -> Html:
+    """What each number means, and what it does not."""
+    card = outcome.model.card
+    facts = {
+        "Left out": "Each new photo is judged by a classifier that learnt from all the others"
+        f"{' and the pile' if outcome.used_pile else ''}, but not from it. A photo that is the "
+        "only one of its class cannot be judged so. With few photos such a share is rough.",
+        "Check photos": _said_of_check(outcome),
+        "Held back": _said_of_bias(outcome),
+        "The pile": "It is used only if no fewer new photos are recognised when left out than "
+        "without it, and if the old classes lose no more than the tolerance.",
+        "Classifier": f"{card.backbone}, {len(card.classes)} classes",
+        "Lessons": "; ".join(card.lessons),
+    }
+    pairs = [part for key, value in facts.items() for part in (tag("dt", key), tag("dd", value))]
+    return tag("dl", *pairs)
+
+
+def _said_of_check(outcome: Outcome) -> str:
+    if outcome.check is None:
+        return (
+            "None of old classes were given, so nothing here says what those lost. Photos with "
+            "known classes (--check) would tell."
+        )
+    return (
+        f"{len(outcome.check.photos)} photos of {len(set(outcome.check.truth))} classes that were "
+        "not taught, answered by the classifier before the lesson and after it."
+    )
+
+
+def _said_of_bias(outcome: Outcome) -> str:
+    new = outcome.model.bias[len(outcome.before.card.classes) :]
+    if not len(new):
+        return "Nothing: no class is new."
+    if outcome.check is None:
+        return "Nothing: without check photos there is nothing to choose it on."
+    bias = new[0].item()
+    held = (
+        f"New classes are held back by {abs(bias):.2f} in score, the least with which the old ones "
+        "lose no more than the tolerance."
+        if bias
+        else "New classes are not held back: the old ones lose no more than the tolerance without, "
+        "or more than that would mend."
+    )
+    return (
+        f"{held} This was chosen on the check photos themselves, so their “after” is no "
+        "independent measurement: expect a little less on other photos."
+    )
