@@ -8,9 +8,9 @@ import fewgraft
 ROOT = Path(fewgraft.__file__).parent
 # From the ground up; modules of one layer may know each other.
 LAYERS = (
-    {"errors", "draws", "progress", "files", "__init__"},
+    {"errors", "draws", "progress", "files", "extras", "__init__"},
     {"data", "backbones"},
-    {"prototypes", "augment", "model"},
+    {"prototypes", "augment", "model", "heads", "export"},
     {"episodes", "metrics", "network"},
     {"evaluation"},
     {"methods", "training"},
