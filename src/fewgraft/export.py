@@ -6,10 +6,6 @@ answer "unknown".
 
 import copy
 import json
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +14,7 @@ from torch import Tensor, nn
 
 from fewgraft import __version__
 from fewgraft.errors import FewgraftError
-from fewgraft.extras import extra, first_line
+from fewgraft.extras import extra, first_line, quiet
 from fewgraft.files import write_atomically
 from fewgraft.model import CosineModel, ModelCard
 
@@ -65,7 +61,7 @@ def _graph(classifier: Classifier, card: ModelCard) -> Any:
     # Two pictures: of one, the exporter would take the number for a constant.
     example = torch.zeros(2, card.size, card.size, card.channels, dtype=torch.uint8)
     try:
-        with _quiet():
+        with quiet():
             program = torch.onnx.export(
                 classifier,
                 (example,),
@@ -108,16 +104,3 @@ def preparation(card: ModelCard) -> str:
         f"{card.size} out. pixels: uint8 [n, {card.size}, {card.size}, {card.channels}]; the file "
         "normalises them. The answer is unknown if the best logit lies below unknown_threshold."
     )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """The exporter warns of libraries that it could use and of what it will change one day."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)

@@ -1,6 +1,10 @@
 """Libraries that are extras of this package: imported when needed, or an error with a hint."""
 
 import importlib
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from fewgraft.errors import FewgraftError
@@ -36,3 +40,16 @@ def first_line(error: Exception) -> str:
     """What a foreign error says, short enough for a sentence."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No warnings in here: such libraries tell of what they will change one day, or do without."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

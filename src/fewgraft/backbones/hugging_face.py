@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fewgraft.backbones import BackboneSpec, Settings
 from fewgraft.errors import FewgraftError
-from fewgraft.extras import extra, first_line
+from fewgraft.extras import extra, first_line, quiet
 
 EXTRA = "hf"
 PROCESSOR = "preprocessor_config.json"
@@ -101,7 +101,7 @@ def _loaded(source: str) -> tuple[Any, bool]:
     """
     transformers = extra("transformers", EXTRA)
     local = {"local_files_only": True, "trust_remote_code": False}
-    with _explained(f"hf:{source} cannot be loaded"):
+    with _explained(f"hf:{source} cannot be loaded"), _silent(transformers):
         config = transformers.AutoConfig.from_pretrained(source, **local)
         config = getattr(config, "vision_config", config)  # of two towers, the one with eyes
         network, report = transformers.AutoModel.from_pretrained(
@@ -134,6 +134,20 @@ def _explained(problem: str) -> Iterator[None]:
             "It must be a folder with config.json and model.safetensors, or be in the hub's "
             "cache on this machine: nothing is downloaded.",
         ) from error
+
+
+@contextmanager
+def _silent(transformers: Any) -> Iterator[None]:
+    """No warnings of weights that are not needed, and no progress bars."""
+    bars = transformers.utils.logging
+    shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
+    try:
+        with quiet():
+            yield
+    finally:
+        if shown:
+            bars.enable_progress_bar()
 
 
 def _processor(source: str) -> Mapping[str, Any]:
