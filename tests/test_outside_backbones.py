@@ -188,17 +188,17 @@ def timm() -> Any:
         return extra("timm", "timm")
     except FewgraftError:
         _forget("timm", "torchvision")
+    library: Any = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
+    LIBRARIES.append(library)
     for operator in ("nms", "qnms"):
-        library = torch.library.Library("torchvision", "FRAGMENT")
         library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        LIBRARIES.append(library)
     try:
         return extra("timm", "timm")
     except FewgraftError as error:
         pytest.skip(f"timm cannot be imported here: {error.problem}")
 
 
-LIBRARIES: list[torch.library.Library] = []  # an operator lives as long as its library
+LIBRARIES: list[Any] = []  # an operator lives as long as its library
 
 
 def test_timm_with_a_file_of_weights(timm: Any, tmp_path: Path) -> None:
@@ -509,6 +509,7 @@ def test_files_that_are_no_such_network(tmp_path: Path) -> None:
     file.write_bytes(b"no graph at all")
     with pytest.raises(FewgraftError, match="cannot open the network"):
         backbone_spec(f"onnx:{file}")
-    for shape in (["n", 4, 32, 32], [8, 3, 32, 32], ["n", 3, 32, 16]):
+    shapes: list[list[int | str]] = [["n", 4, 32, 32], [8, 3, 32, 32], ["n", 3, 32, 16]]
+    for shape in shapes:
         with pytest.raises(FewgraftError):
             backbone_spec(f"onnx:{onnx_file(file, shape)}")

@@ -34,7 +34,7 @@ def read_head(
     file, tensor = _parsed(path)
     classes = read_names(names)
     shape = f"[{len(classes)}, {width or 'd'}]"
-    tensors = _tensors(file)
+    tensors = _tensors(file, last=not tensor)
     if tensor:
         if tensor not in tensors:
             raise FewgraftError(f"{file} has no tensor '{tensor}'", _listed(tensors))
@@ -79,8 +79,8 @@ def _parsed(path: str | Path) -> tuple[Path, str]:
     return Path(file), tensor
 
 
-def _tensors(file: Path) -> Tensors:
-    """All that could be class weights, by name."""
+def _tensors(file: Path, last: bool) -> Tensors:
+    """All that could be class weights, by name; of a graph, `last` asks for its last layer only."""
     if not file.is_file():
         raise FewgraftError(f"{file} is not a file")
     if file.suffix not in SUFFIXES:
@@ -89,7 +89,7 @@ def _tensors(file: Path) -> Tensors:
         if file.suffix == ".safetensors":
             return load_file(file)
         if file.suffix == ".onnx":
-            return _of_graph(extra("onnx", "onnx"), file)
+            return _of_graph(extra("onnx", "onnx"), file, last)
         return dict(_flat(torch.load(file, map_location="cpu", weights_only=True)))
     except FewgraftError:
         raise
@@ -107,22 +107,27 @@ def _flat(content: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
             yield from _flat(value, f"{prefix}.{key}" if prefix else str(key))
 
 
-def _of_graph(onnx: Any, file: Path) -> Tensors:
-    """The weights [K, d] of the last layer that is a product with a constant, and of every name.
+def _of_graph(onnx: Any, file: Path, last: bool) -> Tensors:
+    """The constants of a graph; those that features are multiplied by as [K, d].
 
-    A graph multiplies features by weights [d, K], or by [K, d] that it transposes (Gemm, transB).
+    A graph multiplies by weights [d, K], or by [K, d] that it transposes (Gemm with transB).
     """
     graph = onnx.load(str(file)).graph
-    constants = {value.name: _as_tensor(onnx, value) for value in graph.initializer}
+    tensors = {value.name: _as_tensor(onnx, value) for value in graph.initializer}
+    layers = []
     for node in graph.node:
         if node.op_type == "Constant" and node.attribute[0].name == "value":
-            constants[node.output[0]] = _as_tensor(onnx, node.attribute[0].t)
-    for node in reversed(graph.node):
-        if node.op_type in ("Gemm", "MatMul") and node.input[1] in constants:
-            name = node.input[1]
-            flipped = any(a.name == "transB" and a.i for a in node.attribute)
-            return {name: constants[name] if flipped else constants[name].T}
-    raise FewgraftError(f"{file} has no Gemm or MatMul with weights of its own")
+            tensors[node.output[0]] = _as_tensor(onnx, node.attribute[0].t)
+        if node.op_type in ("Gemm", "MatMul") and node.input[1] in tensors:
+            layers.append(node.input[1])
+            if not any(a.name == "transB" and a.i for a in node.attribute):
+                tensors[layers[-1]] = tensors[layers[-1]].T
+    if last and not layers:
+        raise FewgraftError(
+            f"{file} has no Gemm or MatMul with weights of its own",
+            f"Name a tensor: {file}#NAME. {_listed(tensors)}",
+        )
+    return {layers[-1]: tensors[layers[-1]]} if last else tensors
 
 
 def _as_tensor(onnx: Any, value: Any) -> Tensor:
