@@ -23,7 +23,12 @@ PARAMETERS = {
     "resnet18-imagenet": 11_176_512,
     "wrn-28-10": 36_472_784,
     "densenet-121": 6_953_856,
+    # As in the packages, less the 1,281,000 of the classifier.
+    "efficientnet-lite0": 3_371_008,
+    "efficientnet-lite1": 4_135_680,
+    "efficientnet-lite2": 4_811_072,
 }
+TRAINED = [name for name in PARAMETERS if backbone_spec(name).trained]
 
 
 def made(name: str, channels: int = 3) -> nn.Module:
@@ -48,9 +53,28 @@ def test_parameters_and_shapes(name: str) -> None:
     network.eval()
     with torch.inference_mode():
         assert network(pictures(name)).shape == (2, backbone_spec(name).width)
-        assert (
-            made(name, 1).eval()(pictures(name, channels=1)).shape[1] == backbone_spec(name).width
-        )
+        if name not in TRAINED:
+            grey = made(name, 1).eval()(pictures(name, channels=1))
+            assert grey.shape[1] == backbone_spec(name).width
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_trained_weights_fit_the_network_that_a_saved_model_is_loaded_into(name: str) -> None:
+    spec = backbone_spec(name)
+    assert spec.trained is not None
+    trained, new = spec.trained(), made(name)
+    assert not trained.training
+    new.load_state_dict(trained.state_dict())
+    with torch.inference_mode():
+        x = pictures(name)
+        features = trained(x)
+        assert features.shape == (2, spec.width)
+        torch.testing.assert_close(new.eval()(x), features)
+        assert not torch.allclose(made(name).eval()(x), features), "trained weights are not random"
+    assert spec.mean is not None
+    assert spec.std is not None
+    assert len(spec.mean) == len(spec.std) == 3
+    assert 0 < spec.crop <= 1
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -75,7 +99,7 @@ def test_in_eval_mode_a_picture_does_not_depend_on_its_neighbours(name: str) -> 
         torch.testing.assert_close(network(three[1:2]), together[1:2], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["resnet12", "resnet12-narrow", "conv4"])
+@pytest.mark.parametrize("name", ["resnet12", "resnet12-narrow", "conv4", "efficientnet-lite0"])
 def test_blocks_in_turn_are_the_network(name: str) -> None:
     """So that activations below the last block can be kept while it alone moves."""
     network = made(name).eval()

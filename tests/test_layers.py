@@ -8,9 +8,9 @@ import fewgraft
 ROOT = Path(fewgraft.__file__).parent
 # From the ground up; modules of one layer may know each other.
 LAYERS = (
-    {"errors", "draws", "progress", "files", "html"},
+    {"errors", "draws", "progress", "files", "extras", "html"},
     {"data", "backbones"},
-    {"prototypes", "augment", "model"},
+    {"prototypes", "augment", "model", "heads", "export"},
     {"episodes", "metrics", "network"},
     {"evaluation"},
     {"methods", "training"},

@@ -188,3 +188,20 @@ def test_reasons_are_in_plain_words(tmp_path: Path) -> None:
     assert "pixels" in reason(giant_png(50_000))
     assert "pixels" in reason(giant_png(10_000)), "beyond our limit, below Pillow's"
     assert "No such file" in reason(tmp_path / "gone.png")
+
+
+@pytest.mark.parametrize("shape", [(40, 60), (60, 40), (40, 40)])
+def test_a_crop_takes_the_middle(shape: tuple[int, int]) -> None:
+    """Of a shorter side of 40, resized to 20, the middle 16 stay: a border of 2 is cut off."""
+    pixels = noise(0, *shape, 3)
+    whole = read_picture(packed(Image.fromarray(pixels), "PNG"), 20, 3)
+    for content in (packed(Image.fromarray(pixels), "PNG"), pixels):
+        assert (read_picture(content, 16, 3, crop=0.8) == whole[2:-2, 2:-2]).all()
+
+
+def test_a_crop_leaves_pixels_of_the_right_size_no_way_round_it() -> None:
+    pixels = noise(0, 16, 16, 3)
+    assert not (read_picture(pixels, 16, 3, crop=0.8) == pixels).all()
+    for crop in (0.0, -1.0, 1.5):
+        with pytest.raises(ValueError, match="share of the picture"):
+            read_picture(pixels, 16, 3, crop=crop)

@@ -43,6 +43,11 @@ Parameters = Mapping[str, Tensor]
 
 def divided(backbone: nn.Module, moves: str) -> tuple[nn.Module, nn.Module]:
     """The part that stays and the part that moves."""
+    if not any(True for _ in backbone.parameters()):
+        raise FewgraftError(
+            "this backbone has no parameters, so nothing in it can move",
+            "Use a method that works on features alone.",
+        )
     if moves == "all":
         return nn.Identity(), backbone
     if not isinstance(backbone, nn.Sequential) or len(backbone) < 3:
