@@ -1,4 +1,4 @@
-"""A base classifier from class folders: the mean of each class over features of a trained backbone.
+"""A base classifier: class means over features of a trained backbone, or a head that you have.
 
 The features are taken from their mean over the classes first (Wang et al., "SimpleShot", 2019):
 features of a network with rectified units all point the same way, and cosines between them tell
@@ -17,12 +17,14 @@ from fewgraft.app.embedding import Embedder, Photo, Tracker, track_photos
 from fewgraft.app.judging import choose_threshold
 from fewgraft.app.labelled import Labelled, embed_classes
 from fewgraft.backbones import backbone_spec
-from fewgraft.errors import FewgraftError
+from fewgraft.errors import FewgraftError, nearest
+from fewgraft.heads import read_head
 from fewgraft.model import CosineModel, ModelCard, load_model
 from fewgraft.prototypes import cosine_logits
 
 GAMMAS = torch.logspace(math.log10(2), 2, 60)  # 2 … 100
 FALSE_REJECTS = 0.05
+GUESSED_GAMMA = 20.0
 
 
 def model_of_backbone(backbone: str) -> CosineModel:
@@ -56,6 +58,26 @@ def model_of_backbone(backbone: str) -> CosineModel:
     return CosineModel(card, spec.trained())
 
 
+def import_base(
+    backbone: CosineModel,
+    head: Path,
+    names: Path,
+    photos: Mapping[str, Sequence[Photo]] | None = None,
+    *,
+    keep: bool = True,
+) -> tuple[CosineModel, dict[str, str]]:
+    """A classifier from a file of class weights and one of class names."""
+    weights, classes = read_head(head, names, backbone.card.width)
+    uncentred = CosineModel(backbone.card.model_copy(update={"centred": False}), backbone.backbone)
+    if not photos:
+        return base_of_head(uncentred, weights, classes, None), {}
+    for name in photos:
+        if name not in classes:
+            raise FewgraftError(f"the head has no class '{name}'", nearest(name, classes))
+    labelled, failed = embed_classes(Embedder(uncentred, keep=keep), photos, "photos")
+    return base_of_head(uncentred, weights, classes, labelled), failed
+
+
 def build_base(
     backbone: CosineModel,
     photos: Mapping[str, Sequence[Photo]],
@@ -71,6 +93,32 @@ def build_base(
     return base_of_features(backbone, tuple(photos), labelled), failed
 
 
+def base_of_head(
+    backbone: CosineModel, weights: Tensor, classes: tuple[str, ...], photos: Labelled | None
+) -> CosineModel:
+    """A classifier whose class weights [K, d] come from someone else's head.
+
+    Photos of some of its classes, with features that are not centred, choose γ and the limit of
+    "unknown"; without them there is no such limit and γ is a guess.
+    """
+    card = backbone.card.model_copy(
+        update={"classes": classes, "centred": False, "stage": "base", "data": "an imported head"}
+    )
+    gamma = GUESSED_GAMMA
+    if photos is not None:
+        labels = photos.places(classes)
+        cosines = cosine_logits(photos.features, weights)
+        gamma = best_gamma(cosines, labels)
+        accuracy = (cosines.argmax(-1) == labels).float().mean().item()
+        unknown = choose_threshold(gamma * cosines.amax(-1), FALSE_REJECTS, "given photos")
+        card = card.model_copy(update={"unknown": unknown, "metrics": {"accuracy": accuracy}})
+    model = CosineModel(card, backbone.backbone)
+    with torch.no_grad():
+        model.weight.copy_(weights)
+        model.gamma.fill_(gamma)
+    return model.eval()
+
+
 def base_of_features(
     backbone: CosineModel, classes: tuple[str, ...], labelled: Labelled
 ) -> CosineModel:
@@ -80,7 +128,7 @@ def base_of_features(
     directions = normalize(labelled.features - centre, dim=-1)
     weights = normalize(class_means(directions, labels, len(classes)), dim=-1)
     cosines, judged = left_out_cosines(directions, labels, len(classes))
-    gamma = best_gamma(cosines[judged], labels[judged]) if judged.any() else 10.0
+    gamma = best_gamma(cosines[judged], labels[judged]) if judged.any() else GUESSED_GAMMA
     accuracy = (cosines[judged].argmax(-1) == labels[judged]).float().mean().item()
     best = gamma * cosines[judged].amax(-1)
     card = backbone.card.model_copy(

@@ -25,6 +25,7 @@ app.command()(train.train)
 app.command()(tool.base)
 app.command()(tool.learn)
 app.command()(tool.predict)
+app.command()(tool.export)
 app.add_typer(bench.app, name="bench")
 app.add_typer(data.app, name="data")
 

@@ -15,8 +15,10 @@ SHOWN = 5  # pictures that could not be used, before the rest is only counted
 
 
 def base(
-    photos: Annotated[Path, typer.Argument(help="A folder with one sub-folder a class.")],
     out: Annotated[Path, typer.Option(help="Folder of the new classifier.")],
+    photos: Annotated[
+        Path | None, typer.Argument(help="A folder with one sub-folder a class.")
+    ] = None,
     backbone: Annotated[
         str,
         typer.Option(
@@ -24,28 +26,49 @@ def base(
             "trained model."
         ),
     ] = "efficientnet-lite0",
+    head: Annotated[
+        Path | None,
+        typer.Option(help="Class weights you have: safetensors, ONNX or a state dict."),
+    ] = None,
+    names: Annotated[
+        Path | None, typer.Option(help="Class names of the head: one a line, or a JSON list.")
+    ] = None,
 ) -> None:
     """Make a base classifier from class folders, on top of a backbone that is trained already.
+
+    With --head and --names the class weights come from a classifier that you have; photos of its
+    classes are optional then and set the scale of its scores.
 
     Examples:
 
       fewgraft base photos/old --out v1
 
       fewgraft base photos/old --backbone runs/icons/algorithm-2 --out v1
+
+      fewgraft base --backbone onnx:features.onnx --head head.safetensors --names names.txt --out v1
     """
-    from fewgraft.app.base import build_base, model_of_backbone
+    from fewgraft.app.base import build_base, import_base, model_of_backbone
     from fewgraft.data.sources.folder import list_classes
     from fewgraft.model import save_model
 
     _new_folder(out)
-    classes = list_classes(photos, at_least=2)
-    model, failed = build_base(model_of_backbone(backbone), classes)
+    if (head is None) != (names is None):
+        raise FewgraftError("--head and --names go together")
+    if photos is None and head is None:
+        raise FewgraftError("give class folders of photos, or --head and --names")
+    classes = list_classes(photos, at_least=1 if head else 2) if photos else {}
+    start = model_of_backbone(backbone)
+    if head and names:
+        model, failed = import_base(start, head, names, classes)
+    else:
+        model, failed = build_base(start, classes)
     save_model(model, out)
     _tell_failures(failed)
     card = model.card
-    typer.echo(f"{len(card.classes)} classes from {sum(card.examples)} photos")
-    if "left_out_accuracy" in card.metrics:
-        typer.echo(f"accuracy on left-out photos: {card.metrics['left_out_accuracy']:.1%}")
+    source = f"{sum(card.examples)} photos" if card.examples else str(head)
+    typer.echo(f"{len(card.classes)} classes from {source}")
+    for name, value in card.metrics.items():
+        typer.echo(f"{name.replace('_', ' ')}: {value:.1%}")
     typer.echo(f"wrote {out}")
 
 
@@ -139,6 +162,25 @@ def predict(
             typer.echo(f"{answer.photo}\t{said}")
     if answers and all(answer.problem for answer in answers):
         raise FewgraftError("none of the photos can be read")
+
+
+def export(
+    classifier: Annotated[str, typer.Argument(help="Folder of a classifier.")],
+    out: Annotated[Path, typer.Argument(help="The ONNX file to write.")],
+) -> None:
+    """Write a classifier as one ONNX file: normalisation, network and classes.
+
+    Class names, the size of pictures and the limit of "unknown" are in its metadata.
+
+    Example:
+
+      fewgraft export v2 model.onnx
+    """
+    from fewgraft.app.saving import open_classifier
+    from fewgraft.export import export_onnx
+
+    export_onnx(open_classifier(classifier), out)
+    typer.echo(f"wrote {out}")
 
 
 def photos_in(path: Path) -> list[Path]:
