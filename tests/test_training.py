@@ -292,6 +292,26 @@ def test_distillation_weighs_labels_against_the_teachers_answers(
     assert found == pytest.approx(total / len(labels), rel=1e-4)
 
 
+def test_distillation_ends_between_teacher_and_student(
+    colours: ImageStore, recipe: Recipe
+) -> None:
+    how = Distillation(**recipe.pretraining.model_dump(), teacher_share=0.25)
+    teacher, student = small_model(colours), small_model(colours)
+    with torch.no_grad():
+        for parameter in student.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    phase = Distil(student, teacher, colours, recipe, how)
+    before = {name: tensor.clone() for name, tensor in student.state_dict().items()}
+    figures = phase.validate()
+    for name, tensor in student.state_dict().items():
+        assert torch.equal(tensor, before[name]), "validating leaves the student where it is"
+    result = phase.result()
+    theirs = teacher.state_dict()["weight"]
+    torch.testing.assert_close(result["weight"], 0.75 * before["weight"] + 0.25 * theirs)
+    student.load_state_dict(result)
+    assert Pretrain.validate(phase) == figures, "what is validated is what comes out"
+
+
 def test_a_run_with_distillation_teaches_itself(
     colours: ImageStore, recipe: Recipe, tmp_path: Path
 ) -> None:

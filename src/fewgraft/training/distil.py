@@ -1,7 +1,8 @@
 """Self-distillation: pre-training once more, the first network's soft answers beside the labels.
 
 What the first network holds for likely besides the right class tells how classes resemble each
-other, which is what features for classes never seen need.
+other, which is what features for classes never seen need. Both networks lie in one valley: the mean
+of their weights is a network too, often a better one (Wortsman et al., "Model soups", ICML 2022).
 """
 
 import torch
@@ -32,6 +33,7 @@ class Distil(Pretrain):
         self._teacher = teacher.eval()
         self._weight, self._temperature = how.weight, how.temperature
         self._mirror = how.augmentation.mirror
+        self._share = how.teacher_share
 
     def _class_loss(self, logits: Tensor, labels: Tensor, pictures: Tensor) -> Tensor:
         """Labels and the teacher's softened answers, weighted."""
@@ -47,3 +49,19 @@ class Distil(Pretrain):
         return cosine_logits(
             torch.stack(features).mean(0), self._teacher.weight, self._teacher.gamma
         )
+
+    def result(self) -> dict[str, Tensor]:
+        """The student's weights, averaged with the teacher's: it has not gone far from there."""
+        theirs = self._teacher.state_dict()
+        return {
+            name: torch.lerp(own, theirs[name], self._share) if own.is_floating_point() else own
+            for name, own in self.model.state_dict().items()
+        }
+
+    def validate(self) -> dict[str, float]:
+        """Imprinting on val episodes, with the averaged weights."""
+        student = {name: own.clone() for name, own in self.model.state_dict().items()}
+        self.model.load_state_dict(self.result())
+        figures = super().validate()
+        self.model.load_state_dict(student)
+        return figures

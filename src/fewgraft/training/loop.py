@@ -154,7 +154,7 @@ def _validate(
     if progress.best_score is not None and figures["score"] <= progress.best_score:
         return best
     progress.best_score, progress.best_step = figures["score"], progress.step
-    return {name: tensor.detach().clone() for name, tensor in phase.model.state_dict().items()}
+    return {name: tensor.detach().clone() for name, tensor in phase.result().items()}
 
 
 @contextmanager

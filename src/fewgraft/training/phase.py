@@ -39,6 +39,10 @@ class Phase(ABC):
     def validate(self) -> dict[str, float]:
         """Figures on validation episodes; `score` decides which step is kept."""
 
+    def result(self) -> dict[str, Tensor]:
+        """The model's weights, if training ended now; what `validate` looks at."""
+        return self.model.state_dict()
+
     def moving(self) -> list[tuple[str, nn.Parameter]]:
         """The parameters that training changes, by name."""
         return list(self.learner.named_parameters())

@@ -70,6 +70,7 @@ class Distillation(Pretraining):
 
     weight: float = Field(default=0.5, ge=0, le=1)  # of the teacher's answers against the labels
     temperature: float = Field(default=1.0, gt=0)
+    teacher_share: float = Field(default=0.0, ge=0, le=1)  # of the weights that come out
 
 
 class Metatraining(_Section):
