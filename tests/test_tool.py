@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import fewgraft
 from fewgraft.app import embedding
+from fewgraft.app.adapting import learn_adapted
 from fewgraft.app.cache import FeatureCache
 from fewgraft.app.embedding import Embedder
 from fewgraft.app.estimator import FewgraftClassifier
@@ -26,8 +28,10 @@ from fewgraft.app.saving import open_classifier
 from fewgraft.app.teaching import LearnSettings, learn
 from fewgraft.cli import main
 from fewgraft.data.parts import Part
+from fewgraft.data.pictures import read_picture
 from fewgraft.data.store import ImageStore
 from fewgraft.errors import FewgraftError
+from fewgraft.methods.adaptation import Adaptation
 from fewgraft.model import CosineModel, load_model
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -359,3 +363,64 @@ def test_the_estimator_on_features(tmp_path: Path) -> None:
     assert fewgraft.load(tmp_path / "v2").predict(blobs(centres[4:], 1, 0.1, 4)).tolist() == ["5"]
     with pytest.raises(ValueError, match="of one kind"):
         fitted.learn(x[:1], ["text"])
+
+
+def test_a_network_that_moves(photos: Path, model: CosineModel) -> None:
+    new = {name: sorted((photos / "new" / name).iterdir()) for name in NEW}
+    pile = sorted((photos / "pile").iterdir())
+    check = {p.name: sorted(p.iterdir()) for p in (photos / "old val").iterdir()}
+    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    outcome = learn_adapted(model, new, pile, check, how=Adaptation(steps=2), keep=False)
+    moved = [
+        name
+        for name, tensor in outcome.model.backbone.state_dict().items()
+        if not torch.equal(tensor, start[f"backbone.{name}"])
+    ]
+    assert moved
+    assert all(name.startswith("block3") for name in moved), "the last block, and nothing else"
+    assert all(torch.equal(t, start[n]) for n, t in model.state_dict().items())
+    assert outcome.before is model
+    assert outcome.model.card.classes[-3:] == NEW
+    assert "optimistic" in outcome.notes[-1]
+    assert outcome.check
+    assert outcome.check.accuracy_before - outcome.check.accuracy_after <= 0.02 + 1e-6
+    still = learn_adapted(model, new, (), keep=False)
+    assert "nothing was adapted" in still.notes[-1]
+
+
+def test_what_cannot_move_says_so(model: CosineModel) -> None:
+    card = model.card.model_copy(update={"backbone": "custom"})
+    with pytest.raises(FewgraftError, match="cannot be adapted"):
+        learn_adapted(CosineModel(card, torch.nn.Flatten()), {}, ())
+
+
+def test_a_head_that_one_has(photos: Path, model: CosineModel, tmp_path: Path, run: Run) -> None:
+    """The shipped model in two parts, put together again, answers as before."""
+    save_file({"fc.weight": 3 * model.weight.detach()}, tmp_path / "head.safetensors")
+    (tmp_path / "names.txt").write_text("\n".join(model.card.classes))
+    backbone = Path(fewgraft.__file__).parent / "zoo" / "icons" / "algorithm-2"
+    done = run(
+        *("base", photos / "old val", "--backbone", backbone, "--head", "head.safetensors"),
+        *("--names", "names.txt", "--out", "v1"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"{len(model.card.classes)} classes from head.safetensors" in done.stdout
+    imported = load_model(tmp_path / "v1")
+    files = sorted((photos / "old val").glob("*/*"))
+    answers = [p.best for p in predict(Embedder(imported), files)]
+    assert answers == [p.best for p in predict(Embedder(model), files)]
+    assert 5 < imported.gamma.item() < 40
+    assert imported.card.unknown is not None
+    assert run("base", "--head", "head.safetensors", "--out", "v9").returncode == 2
+
+
+def test_export_by_command(photos: Path, tmp_path: Path, run: Run) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    assert run("export", "icons", "model.onnx").returncode == 0
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    names = json.loads(session.get_modelmeta().custom_metadata_map["classes"])
+    files = sorted((photos / "inbox").iterdir())
+    pixels = np.stack([read_picture(file, 32, 1) for file in files])
+    logits = session.run(["logits"], {"pixels": pixels})[0]
+    expected = [p.best for p in predict(Embedder(open_classifier("icons")), files)]
+    assert [names[best] for best in logits.argmax(-1)] == expected

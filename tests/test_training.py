@@ -292,9 +292,7 @@ def test_distillation_weighs_labels_against_the_teachers_answers(
     assert found == pytest.approx(total / len(labels), rel=1e-4)
 
 
-def test_distillation_ends_between_teacher_and_student(
-    colours: ImageStore, recipe: Recipe
-) -> None:
+def test_distillation_ends_between_teacher_and_student(colours: ImageStore, recipe: Recipe) -> None:
     how = Distillation(**recipe.pretraining.model_dump(), teacher_share=0.25)
     teacher, student = small_model(colours), small_model(colours)
     with torch.no_grad():
