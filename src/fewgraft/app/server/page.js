@@ -22,7 +22,7 @@ function element(name, attributes = {}, ...content) {
   return made;
 }
 
-const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)} %`;
+const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)}%`;
 const counted = (number, one, many = `${one}s`) => `${number.toLocaleString("en-GB")} ${number === 1 ? one : many}`;
 
 function say(text) {
@@ -209,7 +209,7 @@ function answerCard(answer, file) {
 function bars(classes, unsure) {
   const lines = classes.map(({ name, score }) => {
     const fill = element("span", { class: "fill" });
-    fill.style.width = percent(score).replace(" ", "");
+    fill.style.width = percent(score);
     return element(
       "li",
       {},
@@ -290,12 +290,14 @@ function showPile() {
 function lessonForm() {
   const form = new FormData();
   const files = [...state.pile, ...$("check").files];
-  [...$("classes").children].forEach((row, place) => {
+  const rows = [...$("classes").children];
+  const filled = rows.filter((row) => row.photos.length || row.querySelector(".name").value.trim());
+  (filled.length ? filled : rows).forEach((row, place) => {
     const input = row.querySelector(".name");
     const name = input.value.trim();
     if (!name) {
       input.focus();
-      throw new Error(`class ${place + 1} has no name`);
+      throw Object.assign(new Error("a class has no name"), { hint: "Give every class a name and a photo." });
     }
     if (!row.photos.length) throw Object.assign(new Error(`'${name}' has no photo`), { hint: "One to five photos of each class are enough." });
     form.append(`class${place + 1}`, name);
@@ -339,6 +341,8 @@ async function watch(job) {
   state.watched.add(job.id);
   const card = element("article", { class: "card job", id: `job-${job.id}`, tabindex: "-1" });
   $("jobs").prepend(card);
+  showJob(card, job);
+  card.scrollIntoView({ block: "nearest" });
   let told = job;
   try {
     for (;;) {
@@ -405,7 +409,7 @@ function facts(summary) {
       ? fact("Old classes", `${percent(old.before)} → ${percent(old.after)}`, `right before and after, on ${counted(old.photos, "check photo")}`)
       : fact("Old classes", "not measured", "add check photos to know what they lose"),
     fresh
-      ? fact("New photos", percent(fresh.after), `of ${fresh.photos} recognised by what the others taught; ${percent(fresh.after_without_pile)} without the pile`)
+      ? fact("New photos", percent(fresh.after), `of ${fresh.photos} recognised by what the others taught${pile.used ? `; ${percent(fresh.after_without_pile)} without the pile` : ""}`)
       : fact("New photos", "not measured", "a second photo of a class would change that"),
     pile.photos
       ? fact("Pile", pile.used ? `${pile.helped} of ${pile.photos}` : "not used", pile.used ? "photos helped a class" : pile.why_not)

@@ -4,6 +4,7 @@ import shutil
 import stat
 import struct
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -34,37 +35,50 @@ def unpack(archive: Upload, folder: Path, budget: Budget) -> list[Unpacked]:
     _refuse_large_index(archive)
     try:
         with zipfile.ZipFile(archive.path) as opened:
+            for entry in opened.infolist():
+                _look_at_path(entry.filename, archive.name)
             entries = [entry for entry in opened.infolist() if not _passed_over(entry)]
+            if not entries:
+                raise RequestError(f"'{archive.name}' holds no photos")
             for entry in entries:
                 _look_at(entry, archive.name, budget)
             return [
                 Unpacked(PurePosixPath(entry.filename), _write(opened, entry, folder, number))
                 for number, entry in enumerate(entries)
             ]
-    except (zipfile.BadZipFile, NotImplementedError, EOFError, ValueError) as error:
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError, ValueError) as error:
         raise RequestError(f"'{archive.name}' is no zip that can be opened: {error}") from None
+
+
+def _look_at_path(name: str, archive: str) -> None:
+    """Such a path would do no harm here, where it is not used; but nobody packs photos so."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in "".join(path.parts[:1]):
+        raise RequestError(
+            f"the path of '{shown_name(name)}' in '{archive}' leads out of the zip",
+            "Pack the folder anew, without such paths.",
+        )
 
 
 def _passed_over(entry: zipfile.ZipInfo) -> bool:
     """Folders, and what systems leave behind without being asked."""
     steps = PurePosixPath(entry.filename).parts
-    hidden = any(step.startswith(".") and step != ".." for step in steps) or "__MACOSX" in steps
+    hidden = any(step.startswith(".") for step in steps) or "__MACOSX" in steps
     return entry.is_dir() or hidden or (bool(steps) and steps[-1].lower() in NOT_PICTURES)
 
 
 def _look_at(entry: zipfile.ZipInfo, archive: str, budget: Budget) -> None:
     """Refuse an entry by what the zip itself says of it."""
     where = f"'{shown_name(entry.filename)}' in '{archive}'"
-    path = PurePosixPath(entry.filename)
-    if path.is_absolute() or ".." in path.parts or "\\" in entry.filename or ":" in path.parts[0]:
-        raise RequestError(
-            f"the path of {where} leads out of the zip", "Pack the folder anew, without such paths."
-        )
+    if entry.header_offset < 0:
+        raise zipfile.BadZipFile("its beginning is missing")
     mode = stat.S_IFMT(entry.external_attr >> 16)
     if mode and not stat.S_ISREG(mode):
         raise RequestError(f"{where} is a link, not a photo", "Pack the photo itself.")
     if entry.flag_bits & 1:
         raise RequestError(f"{where} is encrypted", "Pack the photos without a password.")
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise RequestError(f"{where} is packed in an unusual way", "Pack it anew, as a plain zip.")
     if entry.file_size > budget.limits.file:
         size = budget.limits.file // MB
         raise RequestError(f"{where} is larger than {size} MB", "Send a smaller copy.", status=413)
