@@ -419,19 +419,14 @@ function facts(summary) {
 
 function helperPictures(job) {
   if (!job.helpers.length) return null;
-  const groups = Map.groupBy ? Map.groupBy(job.helpers, (one) => one.helped) : grouped(job.helpers);
+  const groups = new Map();
+  for (const one of job.helpers) groups.set(one.helped, [...(groups.get(one.helped) || []), one]);
   const box = element("details", { class: "helpers", open: true }, element("summary", {}, "Pictures of the pile that it took for the new classes"));
   for (const [name, own] of groups) {
     const images = own.map((one) => element("li", {}, element("img", { src: one.picture, alt: `${one.photo}, weight ${one.weight.toFixed(2)}`, title: `${one.photo}, counts ${percent(one.weight, 0)} of an example` })));
     box.append(element("h4", {}, name), element("ul", { class: "thumbs" }, ...images));
   }
   return box;
-}
-
-function grouped(helpers) {
-  const groups = new Map();
-  for (const one of helpers) groups.set(one.helped, [...(groups.get(one.helped) || []), one]);
-  return groups;
 }
 
 function showFailed(card, job, names) {

@@ -63,10 +63,15 @@ class Versions:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._claim()
-            self._clear()
         except OSError as error:
             raise FewgraftError(f"cannot write {self.folder}: {error.strerror}") from None
-        self.serving = self._load(self._read_current())
+        try:
+            self._clear()
+            self._n_original = len(open_classifier(self._original).card.classes)
+            self.serving = self._load(self._read_current())
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Let another server have the folder."""
@@ -89,11 +94,8 @@ class Versions:
     def listed(self) -> list[Version]:
         """All versions, the newest first."""
         kept = [self._described(name) for name in sorted(self._names(), key=_number, reverse=True)]
-        card = open_classifier(self._original).card
-        original = Version(
-            name=ORIGINAL, current=self.serving.name == ORIGINAL, classes=len(card.classes)
-        )
-        return [*kept, original]
+        current = self.serving.name == ORIGINAL
+        return [*kept, Version(name=ORIGINAL, current=current, classes=self._n_original)]
 
     def use(self, name: str) -> None:
         """Serve this version from now on; one that cannot be loaded changes nothing."""
