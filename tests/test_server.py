@@ -23,6 +23,7 @@ import httpx
 import numpy as np
 import psutil
 import pytest
+from pages import LOOKS, logged
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -39,7 +40,6 @@ from fewgraft.progress import json_lines
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 PATIENCE = 60  # seconds, before something that should happen is taken not to
 TAUGHT = ("robot", "sun")
 Files = list[tuple[str, tuple[str | None, bytes | str]]]
@@ -473,24 +473,6 @@ def test_the_token_opens_the_api_and_the_page_asks_for_it(
 # --- the page ---
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Chrome"]:
-    if not (CHROMIUM and DRIVER) and "CI" not in os.environ:
-        pytest.skip("chromium and chromedriver are not installed")
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM or ""
-    profile = tmp_path_factory.mktemp("profile")
-    for flag in ("headless", "no-sandbox", "disable-gpu", f"user-data-dir={profile}"):
-        options.add_argument(f"--{flag}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
-    yield driver
-    driver.quit()
-
-
 class Page:
     """What a person does with the page, by CSS selectors."""
 
@@ -568,6 +550,7 @@ def test_teach_discard_teach_keep_and_roll_back(
     browser: "Chrome", server: Server, folder: Path
 ) -> None:
     page = Page(browser)
+    logged(browser, "browser")
     browser.get(f"{server.url}/#recognise")
     page.until_text("#serving", "original · 108 classes")
     asked = sorted(path for name in (*TAUGHT, "bag") for path in (folder / name).iterdir())
@@ -611,12 +594,11 @@ def test_teach_discard_teach_keep_and_roll_back(
         "v2": False,
         "original": True,
     }
-    log: Any = browser.get_log
-    loud = [line for line in log("browser") if line["level"] in ("WARNING", "SEVERE")]
-    assert [line for line in loud if server.url in line["message"]] == []
+    loud = [line for line in logged(browser, "browser") if line["level"] != "DEBUG"]
+    assert [line["message"] for line in loud] == []
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1280, "light"), (1280, "dark")])
+@pytest.mark.parametrize(("width", "scheme"), LOOKS)
 def test_the_page_fits_and_asks_this_server_only(
     browser: "Chrome", server: Server, folder: Path, width: int, scheme: str
 ) -> None:
