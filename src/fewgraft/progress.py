@@ -1,5 +1,6 @@
 """Progress on anything over a few seconds: a bar on a terminal, a line now and then in a log."""
 
+import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -62,3 +63,17 @@ def _so_far(done: int, total: int | None, seconds: float) -> str:
     if not total:
         return f"{done} in {seconds:.0f} s"
     return f"{done}/{total} in {seconds:.0f} s, about {seconds / done * (total - done):.0f} s to go"
+
+
+def json_lines(items: Iterable[T], what: str, total: int) -> Iterator[T]:
+    """Pass `items` on and tell another program on standard error how far they are.
+
+    One line a per cent: {"what": "pile", "done": 30, "total": 500}.
+    """
+    told = 0
+    for done, item in enumerate(items, 1):
+        yield item
+        if done == total or 100 * (done - told) >= total:
+            told = done
+            line = json.dumps({"what": what, "done": done, "total": total})
+            print(line, file=sys.stderr, flush=True)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from fewgraft import __version__
-from fewgraft.cli import bench, data, demo, doctor, episode, tool, train
+from fewgraft.cli import bench, data, demo, doctor, episode, serve, tool, train
 from fewgraft.errors import FewgraftError
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app.command()(tool.base)
 app.command()(tool.learn)
 app.command()(tool.predict)
 app.command()(tool.export)
+app.command()(serve.serve)
 app.add_typer(bench.app, name="bench")
 app.add_typer(data.app, name="data")
 

@@ -17,6 +17,7 @@ CORE = ("torch", "accelerate", "safetensors", "numpy", "pillow", "pyarrow", "pyd
 # module, what it is for, how to get it
 EXTRAS = (
     ("pytest", "running the tests", "pip install 'fewgraft[dev]'"),
+    ("fastapi", "serving a classifier to browsers", "pip install 'fewgraft[serve]'"),
     ("tensorboard", "watching a training run", "pip install tensorboard"),
     ("resvg_py", "building the Icons anew", "pip install 'fewgraft[icons]'"),
 )

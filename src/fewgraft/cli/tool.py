@@ -97,6 +97,7 @@ def learn(
     adapt: Annotated[
         bool, typer.Option("--adapt", help="Let the last block of the network move as well.")
     ] = False,
+    progress_json: Annotated[bool, typer.Option("--progress-json", hidden=True)] = False,
 ) -> None:
     """Teach a classifier new classes; the old one stays as it is.
 
@@ -110,19 +111,27 @@ def learn(
       fewgraft learn v2 --new photos/newer --out v3
     """
     from fewgraft.app.adapting import learn_adapted
+    from fewgraft.app.embedding import Embedder, track_photos
     from fewgraft.app.learn_report import report_page
     from fewgraft.app.saving import open_classifier, save_outcome
     from fewgraft.app.teaching import LearnSettings, learn
     from fewgraft.data.sources.folder import list_classes
+    from fewgraft.progress import json_lines
 
     _new_folder(out)
     model = open_classifier(classifier)
-    outcome = (learn_adapted if adapt else learn)(
+    tracker = json_lines if progress_json else track_photos
+    asked = (
         model,
         list_classes(new, at_least=1),
         photos_in(unlabelled) if unlabelled else (),
         list_classes(check, at_least=1) if check else None,
         LearnSettings(tolerance=tolerance, unknown=unknown, review=review),
+    )
+    outcome = (
+        learn_adapted(*asked, tracker=tracker)
+        if adapt
+        else learn(*asked, Embedder(model, tracker=tracker))
     )
     save_outcome(outcome, out, report_page(outcome))
     _tell(outcome)

@@ -4,7 +4,9 @@ Real folders hold grey, palette, transparent, CMYK, 16-bit and rotated pictures,
 Whatever goes wrong is a `PictureError` with a reason a person understands.
 """
 
+import contextlib
 import io
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -34,8 +36,21 @@ def read_picture(
     """
     if isinstance(content, np.ndarray):
         return from_array(content, size, channels, crop)
-    try:
+    with _reasons(content):
         return _fit(_upright(content, _side(size, crop)), size, channels, crop)
+
+
+def check_picture(path: Path) -> None:
+    """Refuse by its header alone, at little cost, what is no picture or far too large a one."""
+    with _reasons(path), _opened(path):
+        pass
+
+
+@contextlib.contextmanager
+def _reasons(content: Path | bytes) -> Iterator[None]:
+    """Whatever goes wrong inside, as a `PictureError`."""
+    try:
+        yield
     except PictureError:
         raise
     except UnidentifiedImageError:
@@ -60,15 +75,22 @@ def from_array(pixels: Pixels, size: int, channels: int, crop: float = 1.0) -> P
 
 
 def _upright(content: Path | bytes, size: int) -> Image.Image:
-    """Open, refuse what is too large *before* decoding it, decode, and turn upright."""
-    stream = io.BytesIO(content) if isinstance(content, bytes) else content
-    with Image.open(stream, formats=_known_formats()) as image:
-        if image.width * image.height > MAX_PIXELS:
-            raise PictureError(f"{image.width}×{image.height}: more than {MAX_PIXELS:,} pixels")
+    """Open, decode and turn upright."""
+    with _opened(content) as image:
         if image.format == "JPEG":  # decode large photographs at a half, quarter or eighth
             image.draft(None, (2 * size, 2 * size))
         image.load()
         return ImageOps.exif_transpose(image)
+
+
+@contextlib.contextmanager
+def _opened(content: Path | bytes) -> Iterator[Image.Image]:
+    """A picture whose pixels are not decoded yet; one that is too large is refused before."""
+    stream = io.BytesIO(content) if isinstance(content, bytes) else content
+    with Image.open(stream, formats=_known_formats()) as image:
+        if image.width * image.height > MAX_PIXELS:
+            raise PictureError(f"{image.width}×{image.height}: more than {MAX_PIXELS:,} pixels")
+        yield image
 
 
 @cache

@@ -1,0 +1,240 @@
+"""The page and the JSON API: each request is a few lines over versions, jobs and uploads."""
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from fewgraft import __version__
+from fewgraft.app.server.answers import Answer, answer
+from fewgraft.app.server.guard import Guard, refusal
+from fewgraft.app.server.jobs import Job, Jobs
+from fewgraft.app.server.lessons import lay_out
+from fewgraft.app.server.refusals import Limits, RequestError
+from fewgraft.app.server.uploads import receive
+from fewgraft.app.server.versions import Version, Versions
+from fewgraft.errors import FewgraftError
+from fewgraft.model import Unknown
+
+T = TypeVar("T")
+PAGE = {"": ("page.html", "text/html"), "page.css": ("page.css", "text/css")}
+PAGE["page.js"] = ("page.js", "text/javascript")
+
+
+class Known(BaseModel):
+    """A class; `examples` are the photos it was learnt from, where that is known."""
+
+    name: str
+    examples: int | None = None
+
+
+class Classes(BaseModel):
+    """What the serving version knows."""
+
+    version: str
+    classes: list[Known]
+    unknown: Unknown | None  # when it answers "unknown"; null: never
+
+
+class Answers(BaseModel):
+    """What the photos show."""
+
+    version: str
+    photos: list[Answer]
+
+
+class AllVersions(BaseModel):
+    """The versions, the newest first."""
+
+    current: str
+    versions: list[Version]
+
+
+class Failure(BaseModel):
+    """Every error."""
+
+    error: str
+    hint: str = ""
+
+
+def create_app(versions: Versions, token: str | None, limits: Limits | None = None) -> FastAPI:
+    """The whole application; it owns `versions` and closes them."""
+    limits = limits or Limits()
+    jobs = Jobs(versions)
+
+    @asynccontextmanager
+    async def life(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(jobs.close)
+        versions.close()
+
+    app = FastAPI(
+        title="Fewgraft",
+        version=__version__,
+        description="Recognise photos, teach new classes, keep, discard and roll back.",
+        docs_url=None,  # the usual pages load their scripts from elsewhere
+        redoc_url=None,
+        lifespan=life,
+        responses={"4XX": {"model": Failure, "description": "RequestError, with a reason."}},
+    )
+    app.add_middleware(Guard, token=token, limits=limits)
+    _tell_errors(app)
+    _add_page(app)
+    _add_recognising(app, versions, limits)
+    _add_teaching(app, jobs, limits)
+    _add_versions(app, versions)
+    return app
+
+
+def _tell_errors(app: FastAPI) -> None:
+    @app.exception_handler(FewgraftError)
+    async def refused(_: Request, error: FewgraftError) -> Response:
+        known = (
+            error if isinstance(error, RequestError) else RequestError(error.problem, error.hint)
+        )
+        return refusal(known)
+
+    @app.exception_handler(OSError)
+    async def full(_: Request, error: OSError) -> Response:
+        problem = f"the server cannot store this: {error.strerror or error}"
+        return refusal(RequestError(problem, status=507))
+
+    @app.exception_handler(HTTPException)
+    async def not_found(request: Request, error: HTTPException) -> Response:
+        problem = f"{request.method} {request.url.path}: {error.detail}"
+        return refusal(
+            RequestError(problem, "/openapi.json lists what there is.", error.status_code)
+        )
+
+    @app.exception_handler(Exception)
+    async def broken(_: Request, error: Exception) -> Response:
+        problem = f"the server failed: {type(error).__name__}"
+        return refusal(RequestError(problem, "Its terminal shows more.", 500))
+
+
+def _add_page(app: FastAPI) -> None:
+    folder = resources.files("fewgraft.app.server")
+
+    def serve(path: str, name: str, kind: str) -> None:
+        @app.get(f"/{path}", include_in_schema=False)
+        def file() -> Response:
+            return Response((folder / name).read_bytes(), media_type=f"{kind}; charset=utf-8")
+
+    for path, (name, kind) in PAGE.items():
+        serve(path, name, kind)
+
+
+def _add_recognising(app: FastAPI, versions: Versions, limits: Limits) -> None:
+    # As many photos at a time as there are cores: more would only wait for each other.
+    pool = ThreadPoolExecutor(os.cpu_count() or 1, "recognise")
+
+    @app.post("/api/predict", openapi_extra=_form("photo"))
+    async def predict(request: Request) -> Answers:
+        """Name what is on photos."""
+        serving = versions.serving
+        with tempfile.TemporaryDirectory(prefix="fewgraft-") as folder:
+            received = await receive(request, Path(folder), limits)
+            photos = received.of("photo")
+            if not photos or len(photos) < len(received.files):
+                raise RequestError(
+                    "there is no photo", "Send files in the field photo.", status=400
+                )
+            paths, names = [p.path for p in photos], [p.name for p in photos]
+            told = await _in(pool, lambda: answer(serving.embed, paths, names))
+        if all(one.problem for one in told):
+            raise RequestError(f"'{told[0].photo}' cannot be used: {told[0].problem}")
+        return Answers(version=serving.name, photos=told)
+
+    @app.get("/api/classes")
+    def classes() -> Classes:
+        """List the classes that the serving version knows."""
+        serving = versions.serving
+        card = serving.embed.model.card
+        examples = card.examples or (None,) * len(card.classes)
+        known = [
+            Known(name=name, examples=count)
+            for name, count in zip(card.classes, examples, strict=True)
+        ]
+        return Classes(version=serving.name, classes=known, unknown=card.unknown)
+
+
+def _add_teaching(app: FastAPI, jobs: Jobs, limits: Limits) -> None:
+    @app.post("/api/learn", status_code=202, openapi_extra=_form("photos1", "pile", "check"))
+    async def learn(request: Request) -> Job:
+        """Teach classes: class1 with photos1, class2 with photos2, ...; pile and check if any.
+
+        The photos of the pile are files or zips; those to check the old classes with are zips of
+        class folders. The answer is a job to ask for; the old version goes on serving.
+        """
+        name, folder = jobs.open()
+        try:
+            (folder / "received").mkdir()
+            received = await receive(request, folder / "received", limits)
+            asked = await asyncio.to_thread(lay_out, received, folder, limits)
+            await asyncio.to_thread(shutil.rmtree, folder / "received")
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return jobs.add(name, folder, asked)
+
+    @app.get("/api/jobs")
+    def all_jobs() -> list[Job]:
+        """List lessons, the newest first, without pictures."""
+        return [job.model_copy(update={"helpers": []}) for job in jobs.all()]
+
+    @app.get("/api/jobs/{name}")
+    def job(name: str) -> Job:
+        """Tell how a lesson is; when it is done, also what was gained and lost."""
+        return jobs.job(name)
+
+    @app.post("/api/jobs/{name}/keep")
+    def keep(name: str) -> Job:
+        """Make a version of a lesson that is done, and serve it."""
+        return jobs.keep(name)
+
+    @app.post("/api/jobs/{name}/discard")
+    def discard(name: str) -> Job:
+        """Throw a lesson away, also while it waits or runs."""
+        return jobs.discard(name)
+
+
+def _add_versions(app: FastAPI, versions: Versions) -> None:
+    @app.get("/api/versions")
+    def all_versions() -> AllVersions:
+        """List the versions, the newest first."""
+        return AllVersions(current=versions.serving.name, versions=versions.listed())
+
+    @app.post("/api/versions/{name}/use")
+    def use(name: str) -> AllVersions:
+        """Serve a version from now on: roll back, or forward again."""
+        versions.use(name)
+        return all_versions()
+
+
+async def _in(pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(pool, work)
+
+
+def _form(*files: str) -> dict[str, Any]:
+    """What OpenAPI is told of a form that is read piece by piece."""
+    several = {"type": "array", "items": {"type": "string", "format": "binary"}}
+    fields: dict[str, Any] = dict.fromkeys(files, several)
+    required = [files[0]]
+    if "photos1" in files:
+        fields["class1"] = {"type": "string", "maxLength": 80}
+        required.append("class1")
+    schema = {"type": "object", "properties": fields, "required": required}
+    return {
+        "requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}
+    }

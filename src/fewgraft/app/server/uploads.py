@@ -1,0 +1,183 @@
+"""Forms with files: every file goes to disk as it arrives, under a name of our own.
+
+The names that senders give are shown to people and never used as paths.
+"""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from python_multipart import MultipartParser
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import parse_options_header
+from starlette.requests import ClientDisconnect, Request
+
+from fewgraft.app.server.refusals import MB, Limits, RequestError
+
+if TYPE_CHECKING:
+    from python_multipart.multipart import MultipartCallbacks
+
+LONGEST_TEXT = 10_000  # bytes of a field that is no file
+LONGEST_NAME = 60  # characters of a file's name that are kept
+MOST_FIELDS = 1_000
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A file that was sent."""
+
+    field: str
+    name: str  # as the sender calls it, fit for the eye
+    path: Path
+
+
+@dataclass
+class Received:
+    """A whole form."""
+
+    texts: dict[str, str] = field(default_factory=dict)
+    files: list[Upload] = field(default_factory=list)
+
+    def of(self, name: str) -> list[Upload]:
+        """Files of one field."""
+        return [file for file in self.files if file.field == name]
+
+
+async def receive(request: Request, folder: Path, limits: Limits) -> Received:
+    """Read a multipart form; its files land in `folder`."""
+    kind, options = parse_options_header(request.headers.get("content-type", ""))
+    if kind != b"multipart/form-data" or b"boundary" not in options:
+        raise RequestError(
+            "the request is not a form with files",
+            "Send multipart/form-data, as curl -F does.",
+            status=415,
+        )
+    sink = _Sink(folder, limits)
+    parser = MultipartParser(options[b"boundary"], sink.callbacks())
+    total = 0
+    try:
+        async for chunk in request.stream():
+            total += len(chunk)
+            refuse_length(total, limits)
+            parser.write(chunk)
+        parser.finalize()
+    except FormParserError as error:
+        raise RequestError(f"the form is damaged: {error}", status=400) from None
+    except ClientDisconnect:
+        raise RequestError("the upload broke off", status=400) from None
+    finally:
+        sink.close()
+    if not sink.ended:
+        raise RequestError("the form is damaged: its end is missing", status=400)
+    return sink.received
+
+
+def refuse_length(length: int, limits: Limits) -> None:
+    """A request of that many bytes."""
+    if length > limits.request:
+        raise RequestError(
+            f"the request is larger than {limits.request // MB} MB",
+            "Send fewer photos at a time.",
+            status=413,
+        )
+
+
+def shown_name(name: str) -> str:
+    """A sender's name for a file, without folders and without what a screen cannot show."""
+    last = re.split(r"[/\\]", name)[-1]
+    return "".join(c for c in last if c.isprintable())[-LONGEST_NAME:] or "photo"
+
+
+def stored_name(number: int, name: str) -> str:
+    """A name that is safe on every disk and still reminds of the sender's."""
+    return f"{number:05}-" + re.sub(r"[^A-Za-z0-9.]+", "_", shown_name(name))
+
+
+def is_zip(name: str) -> bool:
+    """Whether a file claims to be one; what is in it is looked at later."""
+    return name.lower().endswith(".zip")
+
+
+class _Sink:
+    """What the parser tells, piece by piece."""
+
+    def __init__(self, folder: Path, limits: Limits) -> None:
+        self.received = Received()
+        self.ended = False
+        self._folder = folder
+        self._limits = limits
+        self._header, self._value = b"", b""
+        self._field, self._name = "", ""
+        self._file: BinaryIO | None = None
+        self._text = bytearray()
+        self._size = 0
+
+    def callbacks(self) -> "MultipartCallbacks":
+        return {
+            "on_part_begin": self._begin,
+            "on_header_field": self._header_field,
+            "on_header_value": self._header_value,
+            "on_header_end": self._header_end,
+            "on_headers_finished": self._headers_finished,
+            "on_part_data": self._data,
+            "on_part_end": self._end,
+            "on_end": self._whole,
+        }
+
+    def close(self) -> None:
+        if self._file:
+            self._file.close()
+            self._file = None
+
+    def _begin(self) -> None:
+        self._field, self._name, self._text, self._size = "", "", bytearray(), 0
+
+    def _header_field(self, data: bytes, start: int, end: int) -> None:
+        self._header += data[start:end]
+
+    def _header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def _header_end(self) -> None:
+        if self._header.lower() == b"content-disposition":
+            _, options = parse_options_header(self._value)
+            self._field = options.get(b"name", b"").decode("utf-8", "replace")
+            self._name = options.get(b"filename", b"").decode("utf-8", "replace")
+        self._header, self._value = b"", b""
+
+    def _headers_finished(self) -> None:
+        if not self._name:
+            return
+        count = len(self.received.files)
+        if count >= self._limits.files:
+            raise RequestError(f"more than {self._limits.files:,} files in one request", status=413)
+        path = self._folder / f"{count:05}"
+        self.received.files.append(Upload(self._field, shown_name(self._name), path))
+        self._file = path.open("wb")
+
+    def _data(self, data: bytes, start: int, end: int) -> None:
+        self._size += end - start
+        if self._file is None:
+            if self._size > LONGEST_TEXT:
+                raise RequestError(f"the field '{shown_name(self._field)}' is too long", status=413)
+            self._text += data[start:end]
+            return
+        if self._size > self._limits.file and not is_zip(self._name):
+            raise RequestError(
+                f"'{shown_name(self._name)}' is larger than {self._limits.file // MB} MB",
+                "Send a smaller copy of this photo.",
+                status=413,
+            )
+        self._file.write(data[start:end])
+
+    def _end(self) -> None:
+        if self._file:
+            self.close()
+        elif self._field:
+            self.received.texts[self._field] = self._text.decode("utf-8", "replace")
+            if len(self.received.texts) > MOST_FIELDS:
+                raise RequestError("the form has too many fields", status=413)
+
+    def _whole(self) -> None:
+        self.ended = True

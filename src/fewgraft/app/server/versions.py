@@ -1,0 +1,218 @@
+"""The versions of a classifier in one folder, and which of them serves.
+
+    v2/, v3/, ...       classifiers as `fewgraft learn` writes them, and version.json beside
+    current.json        which one serves: "original" is the classifier that the server was given
+    .pending-.../       a lesson in work; after a crash the next server clears it away
+    .server             the process that serves this folder
+
+A version that was kept is never changed. Killed at any moment, the folder is as it was before or
+after the step in hand.
+"""
+
+import datetime
+import json
+import os
+import re
+import shutil
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from pydantic import BaseModel, ValidationError
+
+from fewgraft.app.embedding import Embedder
+from fewgraft.app.saving import open_classifier
+from fewgraft.app.server.refusals import RequestError
+from fewgraft.errors import FewgraftError
+from fewgraft.files import write_atomically
+from fewgraft.model import ModelCard
+
+ORIGINAL = "original"
+PENDING = ".pending-"
+
+
+class Version(BaseModel):
+    """One line of the list of versions."""
+
+    name: str
+    current: bool
+    classes: int
+    lesson: str = ""  # what was learnt last, such as "2026-10-01: robot (5) with a pile of 500"
+    learnt_from: str | None = None
+    kept: str | None = None  # when
+    problem: str = ""  # why it cannot be used
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A version that is loaded."""
+
+    name: str
+    embed: Embedder
+
+
+class Versions:
+    """The folder, and the version in memory."""
+
+    def __init__(self, classifier: str, folder: Path) -> None:
+        self.folder = folder.resolve()
+        self._original = _absolute(classifier)
+        self._lock = threading.Lock()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._claim()
+        except OSError as error:
+            raise FewgraftError(f"cannot write {self.folder}: {error.strerror}") from None
+        try:
+            self._clear()
+            self._n_original = len(open_classifier(self._original).card.classes)
+            self.serving = self._load(self._read_current())
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let another server have the folder."""
+        (self.folder / ".server").unlink(missing_ok=True)
+
+    def pending(self, name: str) -> Path:
+        """A new folder for a lesson in work."""
+        path = self.folder / f"{PENDING}{name}"
+        path.mkdir()
+        return path
+
+    def classifier(self, name: str) -> str:
+        """What `fewgraft learn` takes for a version."""
+        if name == ORIGINAL:
+            return self._original
+        if name not in self._names():
+            raise RequestError(f"there is no version '{name}'", status=404)
+        return str(self.folder / name)
+
+    def listed(self) -> list[Version]:
+        """All versions, the newest first."""
+        kept = [self._described(name) for name in sorted(self._names(), key=_number, reverse=True)]
+        current = self.serving.name == ORIGINAL
+        return [*kept, Version(name=ORIGINAL, current=current, classes=self._n_original)]
+
+    def use(self, name: str) -> None:
+        """Serve this version from now on; one that cannot be loaded changes nothing."""
+        with self._lock:
+            self._use(name)
+
+    def keep(self, learnt: Path, learnt_from: str) -> str:
+        """Make a version of a finished lesson and serve it; gives its name."""
+        with self._lock:
+            if learnt_from != self.serving.name:
+                raise RequestError(
+                    f"this was learnt on top of '{learnt_from}', but '{self.serving.name}' serves",
+                    f"Keeping it would drop what '{self.serving.name}' has learnt. Discard it and "
+                    f"teach it again, or go back to '{learnt_from}' first.",
+                    status=409,
+                )
+            name = f"v{max(map(_number, self._names()), default=1) + 1}"
+            now = datetime.datetime.now(tz=datetime.UTC).isoformat(timespec="seconds")
+            facts = {"learnt_from": learnt_from, "kept": now}
+            write_atomically(learnt / "version.json", json.dumps(facts).encode())
+            learnt.rename(self.folder / name)
+            self._use(name)
+            return name
+
+    def _use(self, name: str) -> None:
+        serving = self._load(name)
+        write_atomically(self.folder / "current.json", json.dumps({"current": name}).encode())
+        self.serving = serving
+
+    def _load(self, name: str) -> Serving:
+        model = open_classifier(self.classifier(name))
+        return Serving(name, Embedder(model, keep=False, tracker=_silently))
+
+    def _names(self) -> list[str]:
+        return [
+            path.name
+            for path in self.folder.iterdir()
+            if re.fullmatch(r"v[1-9]\d*", path.name) and (path / "model.json").is_file()
+        ]
+
+    def _described(self, name: str) -> Version:
+        folder = self.folder / name
+        version = Version(name=name, current=self.serving.name == name, classes=0)
+        try:
+            card = ModelCard.model_validate_json((folder / "model.json").read_bytes())
+            facts = json.loads((folder / "version.json").read_bytes())
+        except (OSError, ValueError, ValidationError):
+            return version.model_copy(update={"problem": "its files are damaged"})
+        lesson = card.lessons[-1] if card.lessons else ""
+        known = {"classes": len(card.classes), "lesson": lesson}
+        return version.model_copy(update={**known, **facts})
+
+    def _read_current(self) -> str:
+        path = self.folder / "current.json"
+        try:
+            name = json.loads(path.read_bytes())["current"] if path.exists() else ORIGINAL
+        except (OSError, ValueError, KeyError, TypeError):
+            raise FewgraftError(
+                f"{path} is damaged", "Delete it to serve the original classifier."
+            ) from None
+        if name != ORIGINAL and name not in self._names():
+            raise FewgraftError(
+                f"{path} names '{name}', which is not there",
+                "Put the folder back, or delete the file to serve the original classifier.",
+            )
+        return str(name)
+
+    def _claim(self) -> None:
+        """One server a folder: two would not know of each other's steps."""
+        owner = self.folder / ".server"
+        if owner.exists() and (process := written_process(owner)):
+            raise FewgraftError(
+                f"{self.folder} is served already, by process {process.pid}",
+                "Stop that one, or give another --versions.",
+            )
+        write_process(owner, os.getpid())
+
+    def _clear(self) -> None:
+        """What a killed server left: its lesson must not go on, and its uploads are not kept."""
+        for left in self.folder.glob(f"{PENDING}*"):
+            if process := written_process(left / "process"):
+                process.kill()
+                process.wait()
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def default_folder(classifier: str) -> Path:
+    """Beside a classifier's folder; for one inside the package, in the current directory."""
+    path = Path(classifier)
+    if path.is_dir():
+        return path.resolve().with_name(f"{path.resolve().name}.versions")
+    return Path(f"{classifier.partition('/')[0]}.versions")
+
+
+def write_process(path: Path, pid: int) -> None:
+    """A process by its number and start: numbers alone are used again."""
+    write_atomically(path, f"{pid} {psutil.Process(pid).create_time():.2f}".encode())
+
+
+def written_process(path: Path) -> psutil.Process | None:
+    """The process that was written down, if it lives."""
+    try:
+        pid, start = path.read_text().split()
+        process = psutil.Process(int(pid))
+        return process if abs(process.create_time() - float(start)) < 3 else None
+    except (OSError, ValueError, psutil.Error):
+        return None
+
+
+def _absolute(classifier: str) -> str:
+    path = Path(classifier)
+    return str(path.resolve()) if (path / "model.json").is_file() else classifier
+
+
+def _number(name: str) -> int:
+    return int(name.removeprefix("v"))
+
+
+def _silently(items: Iterable[int], _what: str, _total: int) -> Iterable[int]:
+    return items
