@@ -8,7 +8,7 @@ the forward and backward pass of resnet12 reaches. Nothing else should run on th
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -33,13 +33,20 @@ BATCH = 128
 
 def seconds(work: Callable[[int], object], least: float = 6.0) -> float:
     """Median time of a call, over at least `least` seconds, after one to warm up."""
-    work(0)
-    times: list[float] = []
-    while sum(times) < least:
-        start = time.perf_counter()
-        work(len(times) + 1)
-        times.append(time.perf_counter() - start)
-    return sorted(times)[len(times) // 2]
+    return seconds_of([work], least)[0]
+
+
+def seconds_of(works: Sequence[Callable[[int], object]], least: float = 12.0) -> list[float]:
+    """The same for several, in turn: a machine that slows down slows all of them down."""
+    for work in works:
+        work(0)
+    times: list[list[float]] = [[] for _ in works]
+    while sum(map(sum, times)) < least:
+        for work, own in zip(works, times, strict=True):
+            start = time.perf_counter()
+            work(len(own) + 1)
+            own.append(time.perf_counter() - start)
+    return [sorted(own)[len(own) // 2] for own in times]
 
 
 def model_for(store: ImageStore, backbone: str) -> CosineModel:
@@ -133,10 +140,10 @@ def share_of_peak(peak: float, size: int = 84, batch: int = 16) -> float:
 
 def report_pretraining(store: ImageStore, recipe: Recipe, backbone: str) -> None:
     phase = Pretrain(model_for(store, backbone), store, recipe)
-    ours = BATCH / seconds(our_step(phase))
+    steps = [our_step(phase), plain_step(model_for(store, backbone), store)]
+    ours, plain = (BATCH / time_taken for time_taken in seconds_of(steps))
     rng = torch.Generator()
     data = seconds(lambda step: phase._batch(step, Share(), rng), least=2) * ours / BATCH
-    plain = BATCH / seconds(plain_step(model_for(store, backbone), store))
     print(
         f"pre-training {backbone}: {ours:.0f} images/s, {100 * data:.0f} % of the time for data; "
         f"plain step {plain:.0f} images/s; ratio {ours / plain:.2f} (target 1.3)"
