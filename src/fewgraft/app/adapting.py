@@ -20,6 +20,7 @@ from fewgraft.methods.adaptation import Adaptation
 from fewgraft.methods.base import Task, TaskPictures
 from fewgraft.model import CosineModel
 from fewgraft.network import Network, divided
+from fewgraft.prototypes import cosine_logits
 
 LARGEST_PILE = 2000  # pictures whose activations are kept in memory
 CAUTION = (
@@ -81,15 +82,18 @@ def adapted_model(
     places = torch.arange(len(support) + len(unlabelled))[None]
     others = [row for row, name in enumerate(model.card.classes) if name not in taught]
     pictures = TaskPictures(network, places[:, : len(support)], places[:, len(support) :])
-    nothing = torch.empty(1, 0, model.card.width)
-    task = Task(  # this method looks at pictures, not at features
+    weights, gamma = model.weight.detach()[others], model.gamma.item()
+    with torch.no_grad():
+        features = network.features(places)
+    pile_features = features[:, len(support) :]
+    task = Task(
         ways=len(taught),
-        support=nothing,
+        support=features[:, : len(support)],
         labels=torch.tensor([[examples[number][1] for number in kept]]),
-        unlabelled=nothing,
-        base_unlabelled=torch.empty(1, 0, len(others)),
-        weights=model.weight.detach()[others],
-        gamma=model.gamma.item(),
+        unlabelled=pile_features,
+        base_unlabelled=cosine_logits(pile_features, weights, gamma),
+        weights=weights,
+        gamma=gamma,
         numbers=torch.zeros(1, dtype=torch.long),
         pictures=pictures,
     )

@@ -57,9 +57,11 @@ class Adaptation(Method):
     def _episode(self, task: Task, e: int) -> Moved:
         pictures = pictures_of(task)
         network, pile = pictures.network, pictures.unlabelled[e]
-        support, unlabelled = (
-            mean_view(network, part, self.teacher_views) for part in (pictures.support[e], pile)
-        )
+        support, unlabelled = task.support[e], task.unlabelled[e]  # as training left the network
+        if self.teacher_views:
+            support, unlabelled = (
+                mean_view(network, part, self.teacher_views) for part in (pictures.support[e], pile)
+            )
         novel = self._refined(task, e, support, unlabelled, task.weights)
         moved = Moved.start(network, task.weights, novel)
         if len(pile):
