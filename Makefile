@@ -22,8 +22,8 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## the main job on the embedded data
 	@$(BIN)/fewgraft demo --out build/demo
 
-test: $(READY) lint  ## lint, then the default tests
-	@$(BIN)/python -m pytest -m "not slow"
+test: $(READY) lint  ## lint, then the default tests, one process a core with one thread each
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n auto --maxprocesses 4 --dist loadfile
 
 slow: $(READY)  ## the minutes-long tests
 	@$(BIN)/python -m pytest -m slow
