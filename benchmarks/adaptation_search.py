@@ -41,6 +41,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "teacher of 5 views, lr 1e-2": ALL | {"teacher_views": 4, "views": 4, "lr": 1e-2},
     "same, L_ctr 0.02, L_cls 0.1": ALL
     | {"teacher_views": 4, "views": 4, "lr": 1e-2, "w_ctr": 0.02, "w_cls": 0.1},
+    "teacher of 3 views, lr 1e-3": ALL | {"teacher_views": 2, "lr": 1e-3},
+    "teacher of 3 views, half way back": ALL | {"teacher_views": 2, "start_share": 0.5},
+    "teacher of 3 views, lr 1e-2, half way back": ALL
+    | {"teacher_views": 2, "lr": 1e-2, "start_share": 0.5},
     "same, 20 steps": ALL | {"teacher_views": 4, "views": 4, "lr": 1e-2, "steps": 20},
 }
 

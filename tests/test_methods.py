@@ -409,3 +409,12 @@ def test_adaptation_without_a_rate_is_refinement() -> None:
     still = quick("proposed").changed(lr=0.0, momentum=0.0)
     close(answer(still, p), answer(method_spec("proposed-without-adaptation").method, p))
     assert not torch.allclose(answer(quick("proposed").changed(lr=0.1), p), answer(still, p))
+
+
+def test_adaptation_all_the_way_back_is_refinement() -> None:
+    p = problem(shots=(2, 2, 2))
+    plain = answer(method_spec("proposed-without-adaptation").method, p)
+    moved = quick("proposed").changed(lr=0.1)
+    close(answer(moved.changed(start_share=1.0), p), plain)
+    half, whole = (answer(moved.changed(start_share=share), p) for share in (0.5, 0.0))
+    assert 0 < (half - plain).norm() < (whole - plain).norm()

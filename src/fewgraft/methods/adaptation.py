@@ -7,8 +7,9 @@ as it was. Then compute the prototypes again, refine, and answer.
 
 The paper distils base-class predictions only (`columns = "base"`), which holds no border between
 base and novel classes; `columns = "all"` distils the refined joint classifier instead, which may
-see the mean of several views of each picture (`teacher_views`). Weights, temperatures, rate and
-steps are ours, chosen on validation episodes.
+see the mean of several views of each picture (`teacher_views`). Going part of the way back
+(`start_share`) averages the weights before and after. Weights, temperatures, rate and steps are
+ours, chosen on validation episodes.
 """
 
 import dataclasses
@@ -48,6 +49,7 @@ class Adaptation(Method):
     momentum: float = 0.9
     batch: int = 64
     views: int = 2  # kept augmented views of each picture
+    start_share: float = 0.0  # of the weights before adaptation in those that answer
 
     def fit(self, task: Task) -> MovedSolution:
         """Every episode starts anew."""
@@ -75,7 +77,8 @@ class Adaptation(Method):
                 self.lr,
                 self.momentum,
             )
-        settled = moved.settled()
+        start = Moved.start(network, task.weights, novel)
+        settled = moved.settled(start, self.start_share)
         support, unlabelled = (
             mean_view(network, part, 0, settled.parameters) for part in (pictures.support[e], pile)
         )

@@ -31,10 +31,15 @@ class Moved:
         """Everything that moves."""
         return [*self.parameters.values(), self.base, self.novel]
 
-    def settled(self) -> "Moved":
-        """As it is now, for good."""
-        parameters = {name: p.detach() for name, p in self.parameters.items()}
-        return Moved(parameters, self.base.detach(), self.novel.detach())
+    def settled(self, start: "Moved | None" = None, share: float = 0.0) -> "Moved":
+        """As it is now, for good; or part of the way back to the start."""
+        begun = start or self
+        parameters = {
+            name: torch.lerp(p.detach(), begun.parameters[name].detach(), share)
+            for name, p in self.parameters.items()
+        }
+        ends = zip((self.base, self.novel), (begun.base, begun.novel), strict=True)
+        return Moved(parameters, *(torch.lerp(a.detach(), b.detach(), share) for a, b in ends))
 
     def logits(self, features: Tensor, gamma: float) -> Tensor:
         """Cosine logits over W = [W_b, W_n]: [n, d] → [n, N_b+N]."""
