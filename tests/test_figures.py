@@ -95,6 +95,7 @@ def test_a_sweep_is_what_a_plain_evaluation_gives(
     features = torch.zeros(len(icons), gallery.bank.features.shape[1])
     there = gallery.bank.row >= 0
     features[there] = gallery.bank.features[gallery.bank.row[there]]
+    chosen = Refinement(**load_recipe("icons").hyper(PROPOSED, 1))
     by_hand = []
     for share in found.values:
         settings = EpisodeSettings.paper("s2i", 1, novel_share=share)
@@ -103,9 +104,7 @@ def test_a_sweep_is_what_a_plain_evaluation_gives(
         novel = (answers.unlabelled_labels >= episodes.n_base).double().mean().item()
         assert novel == pytest.approx(share)
         by_hand.append(
-            evaluate(
-                features, gallery.weights, episodes, answers, gallery.gamma, Refinement(steps=5)
-            ).acc
+            evaluate(features, gallery.weights, episodes, answers, gallery.gamma, chosen).acc
         )
     curve = found.curves[1]
     assert curve.title == "Proposed, no adaptation"
@@ -260,7 +259,9 @@ def test_a_view_holds_what_the_method_answers_with(bench: Bench) -> None:
 def test_a_network_that_did_not_move_sees_the_same(bench: Bench) -> None:
     """Adaptation of no steps is refinement: features through the network, not from the bank."""
     (job,) = jobs(load_recipe("icons"), models_folder("icons"), ["proposed"], ["s2i"], [1], FEW)
-    job = dataclasses.replace(job, hyper={"steps": 0})
+    chosen = load_recipe("icons").hyper(PROPOSED, 1)
+    still_steps = {"steps": 0, "refinement_steps": chosen.pop("steps")}
+    job = dataclasses.replace(job, hyper=chosen | still_steps)
     shown = choose(bench, job, 1)
     moved, still = (view(bench, j, 1, shown) for j in (job, a_job(PROPOSED)))
     torch.testing.assert_close(moved.features, still.features, rtol=1e-3, atol=1e-4)
