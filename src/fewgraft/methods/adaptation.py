@@ -138,4 +138,4 @@ def mean_view(
     return torch.stack([normalize(part, dim=-1) for part in features]).mean(0)
 
 
-METHODS = (MethodSpec("proposed", "Proposed", Adaptation(), "algorithm-2", rank=7),)
+METHODS = (MethodSpec("proposed", "Proposed", Adaptation(), "algorithm-2", rank=8),)

@@ -84,5 +84,5 @@ class MovedPile:
 
 
 METHODS = (
-    MethodSpec("bd-cspn", "BD-CSPN", BiasDiminishing(), "algorithm-1", rank=10, joint=False),
+    MethodSpec("bd-cspn", "BD-CSPN", BiasDiminishing(), "algorithm-1", rank=11, joint=False),
 )
