@@ -1,7 +1,5 @@
 """Answers for photos: a class name, its probability, and "unknown" where nothing fits."""
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +9,7 @@ import torch
 from fewgraft.app.embedding import Embeds, Photo
 from fewgraft.app.labelled import photo_name
 from fewgraft.app.lesson import PART
+from fewgraft.app.saving import table
 from fewgraft.files import write_atomically
 
 UNKNOWN = "unknown"
@@ -70,10 +69,11 @@ def _answers(embed: Embeds, features: torch.Tensor) -> list[Answer]:
 
 def write_csv(path: Path, predictions: Sequence[Prediction]) -> None:
     """All predictions as a table, complete or not at all."""
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(COLUMNS)
-    for p in predictions:
-        scores = ("", "") if p.problem else (f"{p.score:.4f}", f"{p.second_score:.4f}")
-        writer.writerow((p.photo, p.label, scores[0], p.best, p.second, scores[1], p.problem))
-    write_atomically(path, text.getvalue().encode("utf-8", "backslashreplace"))
+    write_atomically(
+        path, table(COLUMNS, map(_row, predictions)).encode("utf-8", "backslashreplace")
+    )
+
+
+def _row(p: Prediction) -> Sequence[str]:
+    scores = ("", "") if p.problem else (f"{p.score:.4f}", f"{p.second_score:.4f}")
+    return p.photo, p.label, scores[0], p.best, p.second, scores[1], p.problem
