@@ -20,7 +20,7 @@ icons)
   v1=icons
   ;;
 cifar)
-  if ! fewgraft data list | grep -q cifar-fs; then
+  if [[ $(fewgraft data list) == *"cifar-fs "*"not added: CIFAR"* ]]; then
     fewgraft data add cifar-fs --from "$here/../../shared/data/cifar100"
   fi
   python "$here/make_photos.py" cifar-fs "$work/photos"
