@@ -32,7 +32,7 @@ from fewgraft.data.pictures import read_picture
 from fewgraft.data.store import ImageStore
 from fewgraft.errors import FewgraftError
 from fewgraft.methods.adaptation import Adaptation
-from fewgraft.model import CosineModel, load_model
+from fewgraft.model import CosineModel, ModelCard, load_model
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 NEW = ("robot", "sun", "wallet")
@@ -349,6 +349,26 @@ def test_the_estimator_on_photos(photos: Path, tmp_path: Path) -> None:
         v2.predict([tmp_path / "v2" / "model.json"])
     v3 = loaded.learn(new[:2], ["again", "again"])
     assert list(v3.classes_) == [*v2.classes_, "again"]
+
+
+def test_a_module_of_ones_own(photos: Path, tmp_path: Path) -> None:
+    module = torch.nn.Sequential(torch.nn.AvgPool2d(4), torch.nn.Flatten(), torch.nn.Linear(64, 48))
+    card = ModelCard(
+        backbone="custom", width=48, classes=(), size=32, channels=1, mean=(0.5,), std=(0.5,)
+    )
+    files = sorted((photos / "old").glob("*/*"))
+    names = [file.parent.name for file in files]
+    v1 = FewgraftClassifier(CosineModel(card, module), keep=False).fit(files, names)
+    assert v1.score(files, names) > 0.5
+    new = sorted((photos / "new").glob("*/*"))
+    v2 = v1.learn(new, [file.parent.name for file in new])
+    v2.save(tmp_path / "v2")
+    with pytest.raises(FewgraftError, match="a backbone of its own"):
+        fewgraft.load(tmp_path / "v2")
+    loaded = fewgraft.load(tmp_path / "v2", backbone=module)
+    np.testing.assert_allclose(loaded.predict_proba(files), v2.predict_proba(files), atol=1e-5)
+    with pytest.raises(FewgraftError, match="what pictures it wants"):
+        FewgraftClassifier(module).fit(files, names)
 
 
 def test_the_estimator_on_features(tmp_path: Path) -> None:

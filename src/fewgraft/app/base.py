@@ -138,6 +138,7 @@ def base_of_features(
             "unknown": choose_threshold(best, FALSE_REJECTS, "left-out base photos")
             if len(best) > 1
             else None,
+            "centred": True,
             "stage": "base",
             "data": f"{len(labels)} photos",
             "metrics": {"left_out_accuracy": accuracy} if judged.any() else {},
