@@ -31,7 +31,7 @@ from torch.nn.functional import normalize
 
 from fewgraft.bench.gallery import Gallery
 from fewgraft.bench.models import models_folder, stage_model
-from fewgraft.bench.runner import CHUNK
+from fewgraft.bench.runner import REGULAR_CHUNK
 from fewgraft.data.catalogue import open_data
 from fewgraft.episodes import EpisodeSettings, Pools, sample_episodes
 from fewgraft.errors import FewgraftError
@@ -116,7 +116,7 @@ def unit_gallery(recipe: str, models: Path | None) -> Gallery:
 def gathered(gallery: Gallery, shots: int, count: int) -> list[Chunk]:
     settings = EpisodeSettings.paper(SETTING, shots)
     episodes, answers = sample_episodes(Pools.of(gallery.store), settings, count)
-    rows = [slice(start, start + CHUNK) for start in range(0, count, CHUNK)]
+    rows = [slice(start, start + REGULAR_CHUNK) for start in range(0, count, REGULAR_CHUNK)]
     return [
         Chunk(
             gallery.task(episodes, row, pictures=False),

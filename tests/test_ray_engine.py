@@ -64,7 +64,7 @@ def engine() -> Iterator[RayEngine]:
 
 def job(setting: str = "s2i", **hyper: object) -> Job:
     settings = EpisodeSettings.paper(setting, 1)
-    return Job("icons", "icons", "+pr", hyper, settings, 120, ZOO / "icons")
+    return Job("icons", "icons", "+pr", hyper, settings, 150, ZOO / "icons")
 
 
 def ready(engine: RayEngine, bench: Bench) -> list[int]:

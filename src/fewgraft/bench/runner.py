@@ -27,7 +27,8 @@ from fewgraft.metrics import METRICS, Scores, join_scores, score, summarise
 from fewgraft.progress import track
 from fewgraft.training.recipe import Recipe
 
-CHUNK, MOVING_CHUNK = 10, 5  # episodes at a time; part of the numbers to the last bit
+# Episodes at a time; part of the numbers to the last bit. Without base classes episodes are small.
+CHUNK, REGULAR_CHUNK, MOVING_CHUNK = 10, 60, 5
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,8 @@ class Job:
     @property
     def chunks(self) -> list[range]:
         """Consecutive episodes that are computed together."""
-        size = MOVING_CHUNK if self.configured.moves_network else CHUNK
+        size = CHUNK if self.episode_settings.kind.incremental else REGULAR_CHUNK
+        size = MOVING_CHUNK if self.configured.moves_network else size
         return [range(s, min(s + size, self.episodes)) for s in range(0, self.episodes, size)]
 
     def __str__(self) -> str:
