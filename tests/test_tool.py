@@ -343,6 +343,7 @@ def test_the_estimator_on_photos(photos: Path, tmp_path: Path) -> None:
     probabilities = v2.predict_proba([Image.open(file) for file in inbox])
     np.testing.assert_allclose(probabilities.sum(1), 1)
     v2.save(tmp_path / "v2")
+    assert "robot" in (tmp_path / "v2" / "report.html").read_text()
     loaded = fewgraft.load(tmp_path / "v2")
     np.testing.assert_array_equal(loaded.predict(inbox), v2.predict(inbox))
     with pytest.raises(FewgraftError, match="cannot be read"):

@@ -197,7 +197,7 @@ def _stored(tensor: Tensor, half: bool) -> Tensor:
 
 def load_model(folder: Path, backbone: nn.Module | None = None) -> CosineModel:
     """Read a model. One that was saved with a backbone of your own needs that `backbone` again."""
-    card = _read_card(folder / "model.json")
+    card = read_card(folder / "model.json")
     if backbone is None:
         if card.backbone == "custom":
             raise FewgraftError(
@@ -217,7 +217,8 @@ def load_model(folder: Path, backbone: nn.Module | None = None) -> CosineModel:
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
-def _read_card(path: Path) -> ModelCard:
+def read_card(path: Path) -> ModelCard:
+    """The card alone, from model.json."""
     try:
         content = json.loads(path.read_bytes())
         if isinstance(content, dict) and content.get("format", FORMAT) != FORMAT:

@@ -26,11 +26,12 @@ from torch import nn
 from fewgraft.app.base import base_of_features, build_base, model_of_backbone
 from fewgraft.app.embedding import Embedded, Embedder, Embeds, Photo
 from fewgraft.app.labelled import Labelled
+from fewgraft.app.learn_report import report_page
 from fewgraft.app.predicting import UNKNOWN
 from fewgraft.app.saving import open_classifier, save_outcome
 from fewgraft.app.teaching import LearnSettings, Outcome, learn
 from fewgraft.errors import FewgraftError
-from fewgraft.model import CosineModel, ModelCard, load_model, save_model
+from fewgraft.model import CosineModel, ModelCard, load_model, read_card, save_model
 from fewgraft.prototypes import Refinement
 
 Labels = NDArray[Any]
@@ -160,7 +161,8 @@ class FewgraftClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Write the classifier, and what is known of its last lesson."""
         check_is_fitted(self)
         if isinstance(getattr(self, "outcome_", None), Outcome):
-            save_outcome(self.outcome_, Path(folder))
+            report = report_page(self.outcome_) if self.backbone is not None else ""
+            save_outcome(self.outcome_, Path(folder), report)
         else:
             save_model(self.model_, Path(folder))
 
@@ -170,10 +172,11 @@ def load(folder: str | Path, backbone: nn.Module | None = None) -> FewgraftClass
 
     One whose backbone was your own needs it again; one that was fitted on features does not.
     """
-    if backbone is None and _of_features(Path(folder)):
+    of_features = _of_features(Path(folder))
+    if of_features:
         backbone = nn.Identity()
     model = load_model(Path(folder), backbone) if backbone else open_classifier(folder)
-    loaded = FewgraftClassifier(None if _is_features(model) else str(folder))
+    loaded = FewgraftClassifier(None if of_features else str(folder))
     loaded.model_ = model
     loaded.classes_ = np.array(model.card.classes)
     loaded.n_features_in_ = model.card.width
@@ -223,11 +226,7 @@ def _base_of_arrays(rows: NDArray[np.float32], labels: Labels, classes: Labels) 
 
 def _of_features(folder: Path) -> bool:
     path = folder / "model.json"
-    return path.is_file() and f'"data": "{FEATURES}"' in path.read_text()
-
-
-def _is_features(model: CosineModel) -> bool:
-    return model.card.data == FEATURES
+    return path.is_file() and read_card(path).data == FEATURES
 
 
 def _photos(photos: Any) -> list[Photo]:
