@@ -5,7 +5,8 @@
 The plain way is how it is usually written: for every episode the model is loaded anew, every step
 opens its pictures one after the other, augments them afresh, and runs the whole network; autograd
 carries the gradient through all of it, though only the last block and W_b move. Ours keeps, for
-each picture and view, what enters the last block. Same losses, same steps, same batches; the
+each picture and view, what enters the last block, and takes the short way through its
+convolutions. Same losses, same steps, same batches; the
 augmented views differ by their draws. Prints seconds per episode, the ratio (target 10), and the
 paired difference of joint accuracy on validation episodes.
 """
@@ -19,6 +20,7 @@ from pathlib import Path
 import torch
 from torch import Generator, Tensor
 from torch.nn.functional import cross_entropy, normalize
+from usual import with_usual_convolutions
 
 from fewgraft.augment import Augmentation, augment
 from fewgraft.bench.gallery import Gallery
@@ -60,6 +62,7 @@ def plain_episode(
     """Logits [1, Q, N_b+N] of one episode, adapted the usual way."""
     store = gallery.store
     model = stage_model(folder, "algorithm-2").eval()
+    with_usual_convolutions(model)
     gamma = model.gamma.item()
     support, pile, query = episodes.support[e], episodes.unlabelled[e], episodes.query[e]
     labels = episodes.support_labels[e] - episodes.n_base

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
+from usual import with_usual_convolutions
 
 from fewgraft.backbones import create_backbone
 from fewgraft.backbones.resnet12 import Block
@@ -82,9 +83,9 @@ class UsualBlock(nn.Module):
 
 
 def usual_network(network: nn.Module) -> nn.Sequential:
-    """The same network, written the usual way."""
+    """The same network, written the usual way, every convolution the library's."""
     assert isinstance(network, nn.Sequential)
-    for layer in network.modules():
+    for layer in with_usual_convolutions(network).modules():
         if isinstance(layer, nn.LeakyReLU):
             layer.inplace = False
     stem = network[0]

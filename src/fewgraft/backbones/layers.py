@@ -4,10 +4,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d
 
+from fewgraft.backbones.winograd import Conv3x3
+
 
 def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
     """A 3×3 convolution without bias: a normalisation follows."""
-    return nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+    return Conv3x3(inputs, outputs, 3, stride, padding=1, bias=False)
 
 
 def conv1x1(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
