@@ -76,3 +76,10 @@ def test_a_second_derivative_is_refused_and_not_wrong() -> None:
     (first,) = torch.autograd.grad(convolve(x, weight).square().sum(), [weight], create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         torch.autograd.backward(first.sum())
+
+
+def test_an_input_that_stays_costs_and_gets_no_gradient() -> None:
+    x, weight = drawn(2, 3, 4, 4), drawn(5, 3, 3, 3).requires_grad_()
+    (own,) = torch.autograd.grad(convolve(x, weight).square().sum(), [weight])
+    (library,) = torch.autograd.grad(conv2d(x, weight, padding=1).square().sum(), [weight])
+    torch.testing.assert_close(own, library, rtol=1e-4, atol=1e-3)

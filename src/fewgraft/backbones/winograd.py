@@ -49,15 +49,16 @@ class _Convolution(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor]:
         points, filters = ctx.saved_tensors
         into, into_filters, back = _transformations(gradient.dtype)
         products = torch.matmul(back.T, _rows(gradient)).transpose(0, 1)  # [36, n, o]
-        of_points = torch.bmm(products, filters.transpose(1, 2))  # [36, n, c]
         of_filters = torch.bmm(products.transpose(1, 2), points)  # [36, o, c]
-        of_x = torch.matmul(into.T, of_points.transpose(0, 1))
-        of_weight = torch.matmul(into_filters.T, of_filters.transpose(0, 1))
-        return _map(of_x), _map(of_weight)
+        of_weight = _map(torch.matmul(into_filters.T, of_filters.transpose(0, 1)))
+        if not ctx.needs_input_grad[0]:  # kept activations, in the first layer that moves
+            return None, of_weight
+        of_points = torch.bmm(products, filters.transpose(1, 2))  # [36, n, c]
+        return _map(torch.matmul(into.T, of_points.transpose(0, 1))), of_weight
 
 
 def _rows(maps: Tensor) -> Tensor:
