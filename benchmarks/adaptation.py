@@ -15,6 +15,7 @@ import argparse
 import dataclasses
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -144,13 +145,17 @@ def main() -> None:
     for e in range(arguments.episodes):  # every view of every picture once, as in a long run
         bench.logits(dataclasses.replace(job, hyper={**job.hyper, "steps": 2}), slice(e, e + 1))
     warm_up = time.perf_counter() - warm_up
+
+    def plain_logits(chunk: range) -> Tensor:
+        return torch.cat([plain_episode(folder, gallery, episodes, e, method) for e in chunk])
+
     ours, plain, ours_seconds, plain_seconds = [], [], 0.0, 0.0
-    for e in track(range(arguments.episodes), "episodes", arguments.episodes):
-        rows = slice(e, e + 1)
-        logits, seconds = timed(lambda rows=rows: bench.logits(job, rows))  # type: ignore[misc]
+    for chunk in track(job.chunks, "chunks of episodes"):  # as a long run has them, both in turn
+        rows = slice(chunk.start, chunk.stop)
+        logits, seconds = timed(partial(bench.logits, job, rows))
         ours.append(score(logits, answers.query_labels[rows], episodes.n_base))
         ours_seconds += seconds
-        logits, seconds = timed(lambda e=e: plain_episode(folder, gallery, episodes, e, method))  # type: ignore[misc]
+        logits, seconds = timed(partial(plain_logits, chunk))
         plain.append(score(logits, answers.query_labels[rows], episodes.n_base))
         plain_seconds += seconds
     n = arguments.episodes

@@ -45,9 +45,9 @@ class BiasDiminishing(Method):
             return NovelWeights(novel, task.gamma)
         support = normalize(task.support, dim=-1)
         pile = MovedPile.of(task.unlabelled, support.mean(1, keepdim=True) if self.shift else None)
-        best, guess = pile.cosines(novel).max(-1, keepdim=True)
-        guessed = best.new_zeros(*guess.shape[:2], task.ways)
-        guessed = guessed.scatter(-1, guess, (self.sharpness * best).exp())  # [E, U, N]
+        cosines = pile.cosines(novel)
+        nearest = cosines == cosines.amax(-1, keepdim=True)
+        guessed = (self.sharpness * cosines).exp() * nearest  # [E, U, N]
         labelled = (self.sharpness * (support @ novel.transpose(1, 2))).exp()
         labelled = labelled * one_hot(task.labels, task.ways)  # [E, S, N]
         total = pile.weighted_sums(guessed) + labelled.transpose(1, 2) @ support
@@ -72,7 +72,7 @@ class MovedPile:
     def cosines(self, weights: Tensor) -> Tensor:
         """With unit weights [E, N, d] → [E, U, N], from products with the weights and with ξ."""
         vectors = torch.cat([weights, self.shift], dim=1).transpose(1, 2)
-        products = self.scale * (self.pictures @ vectors) + self.shift @ vectors
+        products = torch.addcmul(self.shift @ vectors, self.scale, self.pictures @ vectors)
         # ‖x + ξ‖² = 1 + 2 (x + ξ)·ξ − ‖ξ‖² for a direction x
         squares = 1 + 2 * products[..., -1:] - self.shift.square().sum(-1, keepdim=True)
         return products[..., :-1] / squares.clamp(min=TINY).sqrt()
