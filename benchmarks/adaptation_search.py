@@ -46,7 +46,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "teacher of 3 views, lr 1e-2, half way back": ALL
     | {"teacher_views": 2, "lr": 1e-2, "start_share": 0.5},
     "same, 20 steps": ALL | {"teacher_views": 4, "views": 4, "lr": 1e-2, "steps": 20},
+    "teacher of 3 views, sharper": ALL | {"teacher_views": 2, "sharpness": 2.0},
+    "teacher of 3 views, bias −1": ALL | {"teacher_views": 2, "teacher_bias": -1.0},
+    "pseudo-labels above 0.8": ALL | {"teacher_views": 2, "w_dst": 0.0, "w_pseudo": 1.0},
+    "sharper, only normalisation moves": ALL
+    | {"teacher_views": 2, "sharpness": 2.0, "part": "norm", "lr": 2e-2},
+    "sharper, only the network moves": ALL
+    | {"teacher_views": 2, "sharpness": 2.0, "part": "network"},
+    "sharper, only W moves": ALL
+    | {"teacher_views": 2, "sharpness": 2.0, "part": "weights", "lr": 5e-2},
+    "as registered": {},
 }
+WIDER = str(Path(__file__).parent / "wider_adaptation.py")  # all of them are settings of it
 
 
 def job(
@@ -92,7 +103,7 @@ def main() -> None:
                 n = arguments.episodes
                 wanted = [
                     job(recipe, "proposed-without-adaptation", plain, settings, n),
-                    job(recipe, "proposed", shared | VARIANTS[name], settings, n),
+                    job(recipe, WIDER, shared | VARIANTS[name], settings, n),
                 ]
                 (old, _), (new, _) = run(wanted, results, bench)
                 cells = difference(results.scores(new), results.scores(old))

@@ -65,10 +65,9 @@ class Adaptation(Method):
                 mean_view(network, part, self.teacher_views) for part in (pictures.support[e], pile)
             )
         novel = self._refined(task, e, support, unlabelled, task.weights)
-        moved = Moved.start(network, task.weights, novel)
+        moved = self._start(task, novel)
         if len(pile):
-            with torch.no_grad():
-                teacher = moved.logits(unlabelled, task.gamma)
+            teacher = self._teacher(task, moved, unlabelled)
             batch = batches(len(pile), self.batch, int(task.numbers[e]))
             descend(
                 moved,
@@ -77,13 +76,21 @@ class Adaptation(Method):
                 self.lr,
                 self.momentum,
             )
-        start = Moved.start(network, task.weights, novel)
-        settled = moved.settled(start, self.start_share)
+        settled = moved.settled(self._start(task, novel), self.start_share)
         support, unlabelled = (
             mean_view(network, part, 0, settled.parameters) for part in (pictures.support[e], pile)
         )
         answering = self._refined(task, e, support, unlabelled, settled.base)
         return dataclasses.replace(settled, novel=answering)
+
+    def _start(self, task: Task, novel: Tensor) -> Moved:
+        """{θ̄, W̄_b} and the refined prototypes: all of it may move."""
+        return Moved.start(pictures_of(task).network, task.weights, novel)
+
+    @torch.no_grad()
+    def _teacher(self, task: Task, start: Moved, unlabelled: Tensor) -> Tensor:
+        """What the pile's features [U, d] were taken for before: logits [U, N_b+N]."""
+        return start.logits(unlabelled, task.gamma)
 
     def _loss(
         self, task: Task, e: int, moved: Moved, teacher: Tensor, places: Tensor, step: int
