@@ -180,7 +180,7 @@ def _inverse_length(features: Tensor) -> Tensor:
 
 def join_logits(base: Tensor, novel: Tensor) -> Tensor:
     """W = [W_b, W_n], seen as logits: base [E, Q, N_b] and novel [E, Q, N] → [E, Q, N_b+N]."""
-    return torch.cat([base, novel], dim=-1)
+    return torch.cat([base, novel], dim=-1) if base.shape[-1] else novel
 
 
 def joint_logits(
