@@ -5,7 +5,7 @@ asked for and for each view of it: as it is, mirrored, or augmented at random. A
 adapts the network then costs only what moves.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,6 +73,7 @@ class Network:
         self.lower, self._upper = divided(model.backbone, moves)
         # Networks with the same part that stays, over the same pictures, may share what is kept.
         self._kept: KeptActivations = {} if kept is None else kept
+        self._begun: KeptActivations = {}
         self._views = (PLAIN, View(mirrored=True)) if model.card.mirrored else (PLAIN,)
         trained_with = model.card.recipe.get("pretraining", {}).get("augmentation", {})
         self.weak = Augmentation.model_validate(trained_with)
@@ -85,11 +86,30 @@ class Network:
 
     def below(self, pictures: Tensor, view: View = PLAIN) -> Tensor:
         """What enters the moving part [n, c, h, w], for pictures [n] by index."""
-        kept = self._kept.setdefault(view, _Kept(len(self._pictures)))
+        return self._from(self._kept, pictures, view, self._compute)
+
+    def begun(self, pictures: Tensor, view: View = PLAIN) -> Tensor:
+        """Features [n, d] as training left the network: kept too, so the model must stay itself."""
+        return self._from(self._begun, pictures, view, self._compute_begun)
+
+    def _from(
+        self,
+        kept: "KeptActivations",
+        pictures: Tensor,
+        view: View,
+        compute: Callable[[int, View], Tensor],
+    ) -> Tensor:
+        """Rows of pictures [n]; blocks that nobody has asked for yet are computed now."""
+        values = kept.setdefault(view, _Kept(len(self._pictures)))
         blocks = np.unique(pictures.numpy() // _BLOCK)
-        for block in blocks[~kept.there[blocks]].tolist():
-            kept.put(block, self._compute(block, view))
-        return kept.take(pictures)
+        for block in blocks[~values.there[blocks]].tolist():
+            values.put(block, compute(block, view))
+        return values.take(pictures)
+
+    @torch.no_grad()
+    def _compute_begun(self, block: int, view: View) -> Tensor:
+        last = min((block + 1) * _BLOCK, len(self._pictures))
+        return self.above(self.below(torch.arange(block * _BLOCK, last), view))
 
     @torch.no_grad()
     def _compute(self, block: int, view: View) -> Tensor:

@@ -23,7 +23,7 @@ from torch.nn.functional import cross_entropy, normalize
 from fewgraft.methods.base import Method, MethodSpec, Task
 from fewgraft.methods.losses import distillation, nt_xent
 from fewgraft.methods.moving import Moved, MovedSolution, batches, descend, pictures_of
-from fewgraft.network import Network, Parameters, View
+from fewgraft.network import Network, View
 from fewgraft.prototypes import Refinement, cosine_logits, prototypes, refine
 
 
@@ -62,7 +62,8 @@ class Adaptation(Method):
         support, unlabelled = task.support[e], task.unlabelled[e]  # as training left the network
         if self.teacher_views:
             support, unlabelled = (
-                mean_view(network, part, self.teacher_views) for part in (pictures.support[e], pile)
+                mean_view(network, part, own, self.teacher_views)
+                for part, own in ((pictures.support[e], support), (pile, unlabelled))
             )
         novel = self._refined(task, e, support, unlabelled, task.weights)
         moved = self._start(task, novel)
@@ -77,9 +78,10 @@ class Adaptation(Method):
                 self.momentum,
             )
         settled = moved.settled(self._start(task, novel), self.start_share)
-        support, unlabelled = (
-            mean_view(network, part, 0, settled.parameters) for part in (pictures.support[e], pile)
-        )
+        with torch.no_grad():
+            support, unlabelled = (
+                network.features(part, settled.parameters) for part in (pictures.support[e], pile)
+            )
         answering = self._refined(task, e, support, unlabelled, settled.base)
         return dataclasses.replace(settled, novel=answering)
 
@@ -132,17 +134,15 @@ class Adaptation(Method):
 
 
 @torch.no_grad()
-def mean_view(
-    network: Network, pictures: Tensor, views: int, parameters: Parameters | None = None
-) -> Tensor:
-    """Directions [n, d] of pictures [n], averaged over the picture itself and augmented views."""
-    itself = network.features(pictures, parameters)
+def mean_view(network: Network, pictures: Tensor, features: Tensor, views: int) -> Tensor:
+    """Directions [n, d] of pictures [n], as training left the network.
+
+    The mean over the picture itself, whose features [n, d] are known, and augmented views.
+    """
     if len(pictures) == 0:
-        return itself
-    kinds = [View(network.weak, number) for number in range(views)]
-    others = [network.above(network.below(pictures, kind), parameters) for kind in kinds]
-    features = [itself, *others]
-    return torch.stack([normalize(part, dim=-1) for part in features]).mean(0)
+        return features
+    others = [network.begun(pictures, View(network.weak, number)) for number in range(views)]
+    return torch.stack([normalize(part, dim=-1) for part in (features, *others)]).mean(0)
 
 
 METHODS = (MethodSpec("proposed", "Proposed", Adaptation(), "algorithm-2", rank=8),)
