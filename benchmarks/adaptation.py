@@ -6,9 +6,9 @@ The plain way is how it is usually written: for every episode the model is loade
 opens its pictures one after the other, augments them afresh, and runs the whole network; autograd
 carries the gradient through all of it, though only the last block and W_b move. Ours keeps, for
 each picture and view, what enters the last block, and takes the short way through its
-convolutions. Same losses, same steps, same batches; the
-augmented views differ by their draws. Prints seconds per episode, the ratio (target 10), and the
-paired difference of joint accuracy on validation episodes.
+convolutions. Same losses, same steps, same batches; the augmented views differ by their draws.
+Prints seconds per episode, the ratio (target 10), and the paired difference of joint accuracy on
+validation episodes.
 """
 
 import argparse

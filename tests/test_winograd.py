@@ -57,6 +57,7 @@ def test_the_short_way_is_taken_where_a_layer_learns(monkeypatch: pytest.MonkeyP
     Conv3x3(3, 5, 3, stride=2, padding=1, bias=False)(drawn(2, 3, 4, 4))
     with torch.autocast("cpu", torch.bfloat16):
         layer(drawn(2, 3, 4, 4))
+    Conv3x3(3, 5, 3, padding=1, bias=False, dtype=torch.bfloat16)(drawn(2, 3, 4, 4).bfloat16())
     with torch.no_grad():
         layer(drawn(2, 3, 4, 4))
     layer.requires_grad_(False)(drawn(2, 3, 4, 4))
