@@ -55,6 +55,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     | {"teacher_views": 2, "sharpness": 2.0, "part": "network"},
     "sharper, only W moves": ALL
     | {"teacher_views": 2, "sharpness": 2.0, "part": "weights", "lr": 5e-2},
+    "as registered, gradients up to 1": {"clip": 1.0},
+    "paper's, gradients up to 1": PAPER | {"clip": 1.0},
+    "as registered, stopped early": {"early": True},
+    "paper's, stopped early": PAPER | {"early": True},
     "as registered": {},
 }
 WIDER = str(Path(__file__).parent / "wider_adaptation.py")  # all of them are settings of it

@@ -2,20 +2,24 @@
 
 A method file as anybody can write one (docs/benchmark.md): a teacher that is sharper than its
 student, or holds novel classes back; confident answers of the teacher as labels; only a part that
-moves.
+moves; gradients of bounded length; the step at which left-out shots are told best.
 """
 
+import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, normalize, one_hot
 
+from fewgraft.errors import FewgraftError
 from fewgraft.methods.adaptation import Adaptation
 from fewgraft.methods.base import MethodSpec, Task
-from fewgraft.methods.moving import Moved, pictures_of
+from fewgraft.methods.moving import Moved, batches, descend, pictures_of
 from fewgraft.network import View
+from fewgraft.prototypes import TINY
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,8 @@ class WiderAdaptation(Adaptation):
     w_pseudo: float = 0.0  # cross-entropy on what the teacher is sure of, base classes included
     threshold: float = 0.8
     part: Literal["all", "network", "norm", "weights"] = "all"  # that moves
+    clip: float = math.inf  # longest gradient of a step
+    early: bool = False  # stop where the support's leave-one-out loss is lowest
 
     def _start(self, task: Task, novel: Tensor) -> Moved:
         moved = super()._start(task, novel)
@@ -45,7 +51,30 @@ class WiderAdaptation(Adaptation):
         logits[:, len(task.weights) :] += self.teacher_bias
         return self.sharpness * logits
 
+    def _descend(self, task: Task, e: int, moved: Moved, teacher: Tensor) -> None:
+        if not self.early:
+            super()._descend(task, e, moved, teacher)
+            return
+        batch = batches(len(teacher), self.batch, int(task.numbers[e]))
+        stops: list[Moved] = []
+
+        def loss(step: int) -> Tensor:
+            stops.append(moved.settled())
+            return self._loss(task, e, moved, teacher, batch(step), step)
+
+        descend(moved, loss, self.steps, self.lr, self.momentum)
+        stops.append(moved.settled())
+        best = min(stops, key=lambda stop: left_out(task, e, stop))
+        with torch.no_grad():
+            for parameter, value in zip(moved.all(), best.all(), strict=True):
+                parameter.copy_(value)
+
     def _loss(
+        self, task: Task, e: int, moved: Moved, teacher: Tensor, places: Tensor, step: int
+    ) -> Tensor:
+        return clipped(self._wider(task, e, moved, teacher, places, step), moved, self.clip)
+
+    def _wider(
         self, task: Task, e: int, moved: Moved, teacher: Tensor, places: Tensor, step: int
     ) -> Tensor:
         loss = super()._loss(task, e, moved, teacher, places, step)
@@ -58,6 +87,33 @@ class WiderAdaptation(Adaptation):
         belief, answer = teacher[places].softmax(-1).max(-1)
         each = cross_entropy(logits, answer, reduction="none") * (belief >= self.threshold)
         return loss + self.w_pseudo * each.mean()
+
+
+def clipped(loss: Tensor, moved: Moved, longest: float) -> Tensor:
+    """The loss, scaled so that its gradient over all that moves is no longer than this."""
+    if math.isinf(longest):
+        return loss
+    moving = [parameter for parameter in moved.all() if parameter.requires_grad]
+    gradients = torch.autograd.grad(loss, moving, retain_graph=True)
+    length = float(torch.stack([gradient.norm() for gradient in gradients]).norm())
+    return loss * min(1.0, longest / max(length, TINY))
+
+
+@torch.no_grad()
+def left_out(task: Task, e: int, moved: Moved) -> float:
+    """Cross-entropy of each support picture over all classes, its own prototype without it."""
+    pictures, labels = pictures_of(task), task.labels[e]
+    directions = normalize(pictures.network.features(pictures.support[e], moved.parameters), dim=-1)
+    sums = one_hot(labels, task.ways).to(directions).T @ directions
+    if labels.bincount(minlength=task.ways).min() < 2:
+        raise FewgraftError("leaving a shot out needs at least two of every class")
+    losses = []
+    for direction, label in zip(directions, labels, strict=True):
+        novel = sums.clone()
+        novel[label] -= direction
+        logits = dataclasses.replace(moved, novel=novel).logits(direction[None], task.gamma)
+        losses.append(cross_entropy(logits, label[None] + len(task.weights)))
+    return float(torch.stack(losses).mean())
 
 
 METHODS = (

@@ -100,12 +100,13 @@ def test_a_moved_pile_is_what_it_would_be_if_written_out() -> None:
     given = task(pile=11)
     directions = normalize(given.unlabelled, dim=-1)
     mean = normalize(given.support, dim=-1).mean(1, keepdim=True)
-    pile = MovedPile.of(3 * directions, mean)
+    pile = MovedPile.of(3 * directions, None, mean)
     expected = directions + (mean - directions.mean(1, keepdim=True))
-    weights = made(5, EPISODES, 11, WAYS)
-    torch.testing.assert_close(pile.weighted_sums(weights), weights.transpose(1, 2) @ expected)
+    weights = made(5, EPISODES, WAYS, 11)
+    torch.testing.assert_close(pile.weighted_sums(weights), weights @ expected)
     novel = normalize(made(6, EPISODES, WAYS, WIDTH), dim=-1)
-    torch.testing.assert_close(pile.cosines(novel), cosine_logits(expected, novel))
+    cosines = cosine_logits(expected, novel).transpose(1, 2)
+    torch.testing.assert_close(pile.cosines(novel), cosines)
     torch.testing.assert_close(expected.mean(1, keepdim=True), mean)
 
 

@@ -23,7 +23,7 @@ from fewgraft.bench.tune import combinations, tune
 from fewgraft.cli import app
 from fewgraft.data.parts import Part
 from fewgraft.data.store import ImageStore
-from fewgraft.episodes import SETTINGS, EpisodeSettings
+from fewgraft.episodes import SETTINGS, EpisodeSettings, Pools, sample_episodes
 from fewgraft.errors import FewgraftError
 from fewgraft.methods import method_spec, methods
 from fewgraft.model import embed_all
@@ -289,6 +289,17 @@ def test_the_gallery_refuses_a_foreign_model(icons: ImageStore) -> None:
     model.card = model.card.model_copy(update={"classes": ("a", "b")})
     with pytest.raises(FewgraftError, match="other base classes"):
         Gallery(model, icons)
+
+
+def test_the_gallery_knows_the_lengths_of_what_it_gives(icons: ImageStore) -> None:
+    gallery = Gallery(shipped_model("icons", "pre-trained"), icons)
+    settings = EpisodeSettings.paper("s2i", 1)
+    episodes, _ = sample_episodes(Pools.of(icons), settings, 2)
+    task = gallery.task(episodes, slice(0, 2), pictures=False)
+    queries = gallery.queries(episodes, slice(0, 2))
+    given = ((task.unlabelled, task.inverse), (queries.features, queries.inverse))
+    for features, inverse in given:
+        torch.testing.assert_close(inverse, 1 / features.norm(dim=-1, keepdim=True))
 
 
 def test_methods_are_listed() -> None:

@@ -266,6 +266,20 @@ def test_the_size_of_features_does_not_matter(name: str, n_base: int) -> None:
 
 
 @every_method
+def test_lengths_that_are_known_change_nothing(name: str, n_base: int) -> None:
+    p = problem(n_base=n_base)
+    of_pile, of_queries = (
+        1 / x.norm(dim=-1, keepdim=True) for x in (p.task.unlabelled, p.queries.features)
+    )
+    known = dataclasses.replace(
+        p,
+        task=dataclasses.replace(p.task, inverse=of_pile),
+        queries=dataclasses.replace(p.queries, inverse=of_queries),
+    )
+    close(answer(quick(name), known), answer(quick(name), p))
+
+
+@every_method
 def test_inputs_are_left_alone(name: str, n_base: int) -> None:
     p = problem(n_base=n_base)
     network = world().network

@@ -72,6 +72,11 @@ def test_a_class_without_support_is_refused() -> None:
         prototypes(made(3, 1, 2, 4), torch.tensor([[0, 2]]), 3)
 
 
+def test_a_label_beyond_the_classes_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"0 … 1"):
+        prototypes(made(3, 1, 3, 4), torch.tensor([[0, 1, 2]]), 2)
+
+
 def test_cosine_logits_agree_with_loops_and_ignore_length() -> None:
     features, weights = made(4, 2, 5, 7), made(5, 2, 3, 7)
     found = cosine_logits(features, weights, 10.0)

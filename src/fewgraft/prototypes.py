@@ -9,20 +9,27 @@ from typing import Self
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize, one_hot
+from torch.nn.functional import normalize
 
 MINUS_INFINITY = float("-inf")
 TINY = 1e-12
 
 
-def cosine_logits(features: Tensor, weights: Tensor, gamma: float | Tensor = 1.0) -> Tensor:
+def cosine_logits(
+    features: Tensor,
+    weights: Tensor,
+    gamma: float | Tensor = 1.0,
+    inverse: Tensor | None = None,
+) -> Tensor:
     """γ · cos(f, w_k), the exponents of Eq. 1.
 
     features [..., Q, d], weights [..., K, d] → [..., Q, K]; leading dimensions broadcast. The few
-    products are divided by the length of f, not the many features.
+    products are divided by the length of f, not the many features; its inverse [..., Q, 1] may be
+    known already.
     """
     directions = gamma * normalize(weights, dim=-1)
-    return features @ directions.transpose(-2, -1) * _inverse_length(features)
+    inverse = inverse_length(features) if inverse is None else inverse
+    return features @ directions.transpose(-2, -1) * inverse
 
 
 def prototypes(
@@ -34,11 +41,12 @@ def prototypes(
     different numbers of supports. `normalise` averages directions, so that a picture with a large
     feature does not outweigh the others, and returns directions; without it Eq. 2 is literal.
     """
-    members = one_hot(labels, n_classes).to(features.dtype)  # [E, S, n_classes]
-    if (members.sum(1) == 0).any():
+    own = SupportSums.of(features, labels, n_classes, normalise)
+    if (own.count == 0).any():
         raise ValueError("every class needs at least one support picture")
-    means = members.transpose(1, 2) @ _prepared(features, normalise) / members.sum(1)[..., None]
-    return _prepared(means, normalise)
+    if own.count.sum() != labels.numel():
+        raise ValueError(f"labels must be in 0 … {n_classes - 1}")
+    return _prepared(own.total / own.count[..., None], normalise)
 
 
 @dataclass(frozen=True)
@@ -69,21 +77,23 @@ def refine(
     how: Refinement,
     *,
     normalise: bool = True,
+    inverse: Tensor | None = None,
 ) -> Tensor:
     """Novel prototypes [E, N, d] refined with unlabelled features [E, U, d] (Eqs. 3–4).
 
     support [E, S, d] with labels [E, S] in 0 … N−1; base_logits [E, U, N_b] are γ·cos(f, w) of the
     unlabelled pictures over the base classes, which do not change from step to step (N_b = 0 is
-    plain few-shot learning; a column of −∞ is a base class that this episode does without).
+    plain few-shot learning; a column of −∞ is a base class that this episode does without). The
+    inverse lengths [E, U, 1] of the unlabelled features may be known already.
     """
     # What is the same in every step: the support's share of the sums, lengths, base beliefs.
     own = SupportSums.of(support, labels, novel.shape[1], normalise)
-    inverse = _inverse_length(unlabelled)
+    inverse = inverse_length(unlabelled) if inverse is None else inverse
     base = BaseBelief.of(base_logits, how)
     for _ in range(how.steps):
         weights = pile_weights(novel, unlabelled, inverse, base, gamma, how)
-        sums = pile_sums(weights, unlabelled, inverse, normalise)
-        novel = own.moved(novel, sums, weights.sum(1), how)
+        total = weighted_sums(weights, unlabelled, inverse if normalise else None)
+        novel = own.moved(novel, total, weights.sum(1), how)
     return novel
 
 
@@ -98,9 +108,9 @@ class SupportSums:
     @classmethod
     def of(cls, support: Tensor, labels: Tensor, n_classes: int, normalise: bool = True) -> Self:
         """From support [E, S, d] with labels [E, S]."""
-        members = one_hot(labels, n_classes).to(support.dtype)
-        total = members.transpose(1, 2) @ _prepared(support, normalise)
-        return cls(total, members.sum(1), normalise)
+        members = members_of(labels, n_classes, support.dtype)
+        inverse = inverse_length(support) if normalise else None
+        return cls(weighted_sums(members, support, inverse), members.sum(1), normalise)
 
     def moved(self, novel: Tensor, total: Tensor, count: Tensor, how: Refinement) -> Tensor:
         """Prototypes [E, N, d] after a step, given the pile's sums [E, N, d] and [E, N]."""
@@ -127,9 +137,12 @@ def pile_weights(
     return pseudo_labels(logits, base, how)
 
 
-def pile_sums(weights: Tensor, unlabelled: Tensor, inverse: Tensor, normalise: bool) -> Tensor:
-    """The pile's share of Eq. 3 [E, N, d]; parts of a pile may be summed one after another."""
-    return (weights * inverse if normalise else weights).transpose(1, 2) @ unlabelled
+def weighted_sums(weights: Tensor, features: Tensor, inverse: Tensor | None) -> Tensor:
+    """Weighted sums over pictures, for Eq. 3: weights [E, U, N], features [E, U, d] → [E, N, d].
+
+    With inverse lengths [E, U, 1] it is directions that are summed; they are never written out.
+    """
+    return (weights if inverse is None else weights * inverse).transpose(1, 2) @ features
 
 
 @dataclass(frozen=True)
@@ -168,11 +181,17 @@ def pseudo_labels(novel_logits: Tensor, base: BaseBelief, how: Refinement) -> Te
     return weights
 
 
+def members_of(labels: Tensor, n_classes: int, dtype: torch.dtype) -> Tensor:
+    """1 where a picture is of a class, else 0: labels [E, S] → [E, S, n_classes]."""
+    classes = torch.arange(n_classes, device=labels.device)
+    return (labels[..., None] == classes).to(dtype)
+
+
 def _prepared(features: Tensor, normalise: bool) -> Tensor:
     return normalize(features, dim=-1) if normalise else features
 
 
-def _inverse_length(features: Tensor) -> Tensor:
+def inverse_length(features: Tensor) -> Tensor:
     """1 / ‖f‖ [..., 1]; a feature of length 0 has no direction, and all its products are 0."""
     length: Tensor = torch.linalg.vector_norm(features, dim=-1, keepdim=True)
     return 1 / length.clamp(min=TINY)

@@ -21,9 +21,9 @@ from fewgraft.prototypes import (
     Refinement,
     SupportSums,
     cosine_logits,
-    pile_sums,
     pile_weights,
     prototypes,
+    weighted_sums,
 )
 
 PART = 4096  # pictures of the pile that are looked at together
@@ -99,7 +99,7 @@ class Lesson:
             total, count = torch.zeros_like(own.total), torch.zeros_like(own.count)
             for place, part in _parts(pile):
                 weights = self.part_weights(novel, part)
-                total += pile_sums(weights, part[None], torch.ones(1), normalise=True)
+                total += weighted_sums(weights, part[None], None)
                 count += weights.sum(1)
                 now = (weights[0].amax(-1) >= HELPED).numpy()
                 seen = helped[place : place + len(part)]

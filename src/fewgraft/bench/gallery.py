@@ -15,11 +15,11 @@ from fewgraft.errors import FewgraftError
 from fewgraft.methods.base import Queries, Task, TaskPictures
 from fewgraft.model import CosineModel
 from fewgraft.network import Network
-from fewgraft.prototypes import cosine_logits
+from fewgraft.prototypes import cosine_logits, inverse_length
 
 
 class Gallery:
-    """Features and base scores once a picture, not once an episode."""
+    """Features, their lengths and base scores once a picture, not once an episode."""
 
     def __init__(
         self,
@@ -54,7 +54,12 @@ class Gallery:
     @cached_property
     def _base_scores(self) -> Tensor:
         """γ·cos(f, w) of every picture in the bank [m, N_b]."""
-        return cosine_logits(self.bank.features, self.weights, self.gamma)
+        return cosine_logits(self.bank.features, self.weights, self.gamma, self._inverse)
+
+    @cached_property
+    def _inverse(self) -> Tensor:
+        """1/‖f‖ of every picture in the bank [m, 1]."""
+        return inverse_length(self.bank.features)
 
     @cached_property
     def network(self) -> Network:
@@ -78,9 +83,15 @@ class Gallery:
             gamma=self.gamma,
             numbers=torch.arange(len(episodes))[rows],
             pictures=TaskPictures(self.network, support, pile) if pictures else None,
+            inverse=self._inverse[self.bank.row[pile]],
         )
 
     def queries(self, episodes: Episodes, rows: slice) -> Queries:
         """The pictures to classify in these episodes."""
         query = episodes.query[rows]
-        return Queries(self.bank[query], self.base_logits(query, episodes.n_base), query)
+        return Queries(
+            self.bank[query],
+            self.base_logits(query, episodes.n_base),
+            query,
+            self._inverse[self.bank.row[query]],
+        )

@@ -68,15 +68,7 @@ class Adaptation(Method):
         novel = self._refined(task, e, support, unlabelled, task.weights)
         moved = self._start(task, novel)
         if len(pile):
-            teacher = self._teacher(task, moved, unlabelled)
-            batch = batches(len(pile), self.batch, int(task.numbers[e]))
-            descend(
-                moved,
-                lambda step: self._loss(task, e, moved, teacher, batch(step), step),
-                self.steps,
-                self.lr,
-                self.momentum,
-            )
+            self._descend(task, e, moved, self._teacher(task, moved, unlabelled))
         settled = moved.settled(self._start(task, novel), self.start_share)
         with torch.no_grad():
             support, unlabelled = (
@@ -93,6 +85,17 @@ class Adaptation(Method):
     def _teacher(self, task: Task, start: Moved, unlabelled: Tensor) -> Tensor:
         """What the pile's features [U, d] were taken for before: logits [U, N_b+N]."""
         return start.logits(unlabelled, task.gamma)
+
+    def _descend(self, task: Task, e: int, moved: Moved, teacher: Tensor) -> None:
+        """Move θ, W_b and W_n; the teacher's logits [U, N_b+N] stay what they are."""
+        batch = batches(teacher.shape[0], self.batch, int(task.numbers[e]))
+        descend(
+            moved,
+            lambda step: self._loss(task, e, moved, teacher, batch(step), step),
+            self.steps,
+            self.lr,
+            self.momentum,
+        )
 
     def _loss(
         self, task: Task, e: int, moved: Moved, teacher: Tensor, places: Tensor, step: int

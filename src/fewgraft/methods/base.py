@@ -34,6 +34,7 @@ class Task:
     gamma: float  # γ
     numbers: Tensor  # [E] which episode each is: all that is random depends on it alone
     pictures: "TaskPictures | None" = None  # for methods that move the network
+    inverse: Tensor | None = None  # 1/‖f‖ of `unlabelled` [E, U, 1], where it is known
 
     def __len__(self) -> int:
         """How many episodes there are."""
@@ -56,6 +57,7 @@ class Queries:
     features: Tensor  # [E, Q, d]
     base_logits: Tensor  # γ·cos(f, w) [E, Q, N_b]
     pictures: Tensor | None = None  # [E, Q] for solutions whose network moved
+    inverse: Tensor | None = None  # 1/‖f‖ [E, Q, 1], where it is known
 
 
 class Solution(Protocol):
@@ -112,5 +114,6 @@ class NovelWeights:
 
     def logits(self, queries: Queries) -> Tensor:
         """Cosine logits over W = [W_b, W_n]."""
-        novel = cosine_logits(queries.features, self.novel, self.gamma) + self.bias
+        novel = cosine_logits(queries.features, self.novel, self.gamma, queries.inverse)
+        novel = novel + self.bias if self.bias else novel
         return join_logits(queries.base_logits, novel)

@@ -20,12 +20,16 @@ from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize, one_hot
 
 from fewgraft.methods.base import Method, MethodSpec, NovelWeights, Search, Task
-from fewgraft.prototypes import prototypes
-
-TINY = 1e-12  # the least length that anything is divided by
+from fewgraft.prototypes import (
+    TINY,
+    cosine_logits,
+    inverse_length,
+    members_of,
+    prototypes,
+    weighted_sums,
+)
 
 
 @dataclass(frozen=True)
@@ -43,44 +47,57 @@ class BiasDiminishing(Method):
         novel = prototypes(task.support, task.labels, task.ways)
         if task.unlabelled.shape[1] == 0:
             return NovelWeights(novel, task.gamma)
-        support = normalize(task.support, dim=-1)
-        pile = MovedPile.of(task.unlabelled, support.mean(1, keepdim=True) if self.shift else None)
+        support, scale = task.support, inverse_length(task.support)
+        mean = mean_direction(support, scale) if self.shift else None
+        pile = MovedPile.of(task.unlabelled, task.inverse, mean)
         cosines = pile.cosines(novel)
-        nearest = cosines == cosines.amax(-1, keepdim=True)
-        guessed = (self.sharpness * cosines).exp() * nearest  # [E, U, N]
-        labelled = (self.sharpness * (support @ novel.transpose(1, 2))).exp()
-        labelled = labelled * one_hot(task.labels, task.ways)  # [E, S, N]
-        total = pile.weighted_sums(guessed) + labelled.transpose(1, 2) @ support
+        nearest = cosines == cosines.amax(1, keepdim=True)
+        guessed = (self.sharpness * cosines).exp() * nearest  # [E, N, U]
+        labelled = cosine_logits(support, novel, self.sharpness, scale).exp()
+        labelled = labelled * members_of(task.labels, task.ways, support.dtype)  # [E, S, N]
+        total = pile.weighted_sums(guessed) + weighted_sums(labelled, support, scale)
         return NovelWeights(total, task.gamma)  # sums are as good as means: a weight has no length
 
 
 @dataclass(frozen=True)
 class MovedPile:
-    """The pile's directions x/‖x‖ + ξ, never written out: writing them takes most of the time."""
+    """The pile's directions x/‖x‖ + ξ, never written out: writing them takes most of the time.
+
+    Pictures come last in all that has few classes: long rows are what a processor likes.
+    """
 
     pictures: Tensor  # x [E, U, d]
-    scale: Tensor  # 1/‖x‖ [E, U, 1]
+    scale: Tensor  # 1/‖x‖ [E, 1, U]
     shift: Tensor  # ξ [E, 1, d]
 
     @classmethod
-    def of(cls, pictures: Tensor, mean: Tensor | None) -> Self:
-        """Moved so that the mean direction is `mean` [E, 1, d], or not moved."""
-        scale = 1 / torch.linalg.vector_norm(pictures, dim=-1, keepdim=True).clamp(min=TINY)
-        own_mean = scale.transpose(1, 2) @ pictures / pictures.shape[1]
-        return cls(pictures, scale, torch.zeros_like(own_mean) if mean is None else mean - own_mean)
+    def of(cls, pictures: Tensor, inverse: Tensor | None, mean: Tensor | None) -> Self:
+        """Moved so that the mean direction is `mean` [E, 1, d], or not moved.
+
+        The inverse lengths [E, U, 1] may be known already.
+        """
+        inverse = inverse_length(pictures) if inverse is None else inverse
+        own_mean = mean_direction(pictures, inverse)
+        shift = torch.zeros_like(own_mean) if mean is None else mean - own_mean
+        return cls(pictures, inverse.transpose(1, 2), shift)
 
     def cosines(self, weights: Tensor) -> Tensor:
-        """With unit weights [E, N, d] → [E, U, N], from products with the weights and with ξ."""
-        vectors = torch.cat([weights, self.shift], dim=1).transpose(1, 2)
-        products = torch.addcmul(self.shift @ vectors, self.scale, self.pictures @ vectors)
+        """With unit weights [E, N, d] → [E, N, U], from products with the weights and with ξ."""
+        vectors = torch.cat([weights, self.shift], dim=1)
+        shifts = (vectors * self.shift).sum(-1, keepdim=True)  # [E, N+1, 1]
+        products = torch.addcmul(shifts, vectors @ self.pictures.transpose(1, 2), self.scale)
         # ‖x + ξ‖² = 1 + 2 (x + ξ)·ξ − ‖ξ‖² for a direction x
-        squares = 1 + 2 * products[..., -1:] - self.shift.square().sum(-1, keepdim=True)
-        return products[..., :-1] / squares.clamp(min=TINY).sqrt()
+        squares = 2 * products[:, -1:] + (1 - shifts[:, -1:])
+        return products[:, :-1] * squares.clamp(min=TINY).rsqrt()
 
     def weighted_sums(self, weights: Tensor) -> Tensor:
-        """Σ_i w_i,n (x_i + ξ) for weights [E, U, N] → [E, N, d]."""
-        moved = weights.sum(1)[..., None] * self.shift
-        return (weights * self.scale).transpose(1, 2) @ self.pictures + moved
+        """Σ_i w_i,n (x_i + ξ) for weights [E, N, U] → [E, N, d]."""
+        return (weights * self.scale) @ self.pictures + weights.sum(-1, keepdim=True) * self.shift
+
+
+def mean_direction(features: Tensor, inverse: Tensor) -> Tensor:
+    """Of features [E, U, d] with inverse lengths [E, U, 1] → [E, 1, d]."""
+    return weighted_sums(inverse, features, None) / features.shape[1]
 
 
 METHODS = (

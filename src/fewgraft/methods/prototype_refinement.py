@@ -53,6 +53,7 @@ class PrototypeRefinement(Method):
                 task.base_unlabelled,
                 task.gamma,
                 how,
+                inverse=task.inverse,
             )
         return NovelWeights(novel, task.gamma, self.bias)
 

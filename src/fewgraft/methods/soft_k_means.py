@@ -12,10 +12,10 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize, one_hot
+from torch.nn.functional import normalize
 
 from fewgraft.methods.base import Method, MethodSpec, NovelWeights, Search, Task
-from fewgraft.prototypes import prototypes
+from fewgraft.prototypes import members_of, prototypes
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class SoftKMeans(Method):
     def fit(self, task: Task) -> NovelWeights:
         """Base classes, if there are any, take no part in the assignment."""
         support, pile = normalize(task.support, dim=-1), normalize(task.unlabelled, dim=-1)
-        members = one_hot(task.labels, task.ways).to(support.dtype)
+        members = members_of(task.labels, task.ways, support.dtype)
         novel = prototypes(task.support, task.labels, task.ways)
         for _ in range(self.steps if pile.shape[1] else 0):
             distances = 2 - 2 * pile @ novel.transpose(1, 2)  # [E, U, N], squared
