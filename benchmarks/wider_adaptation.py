@@ -6,7 +6,6 @@ moves; gradients of bounded length; the step at which left-out shots are told be
 """
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,7 +30,7 @@ class WiderAdaptation(Adaptation):
     w_pseudo: float = 0.0  # cross-entropy on what the teacher is sure of, base classes included
     threshold: float = 0.8
     part: Literal["all", "network", "norm", "weights"] = "all"  # that moves
-    clip: float = math.inf  # longest gradient of a step
+    clip: float | None = None  # longest gradient of a step
     early: bool = False  # stop where the support's leave-one-out loss is lowest
 
     def _start(self, task: Task, novel: Tensor) -> Moved:
@@ -89,9 +88,9 @@ class WiderAdaptation(Adaptation):
         return loss + self.w_pseudo * each.mean()
 
 
-def clipped(loss: Tensor, moved: Moved, longest: float) -> Tensor:
+def clipped(loss: Tensor, moved: Moved, longest: float | None) -> Tensor:
     """The loss, scaled so that its gradient over all that moves is no longer than this."""
-    if math.isinf(longest):
+    if longest is None:
         return loss
     moving = [parameter for parameter in moved.all() if parameter.requires_grad]
     gradients = torch.autograd.grad(loss, moving, retain_graph=True)
