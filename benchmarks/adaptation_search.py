@@ -59,6 +59,23 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "paper's, gradients up to 1": PAPER | {"clip": 1.0},
     "as registered, stopped early": {"early": True},
     "paper's, stopped early": PAPER | {"early": True},
+    "as registered, base kept": {"base": "kept"},
+    "as registered, base kept, lr 1e-2": {"base": "kept", "lr": 1e-2},
+    "paper's, base kept": PAPER | {"base": "kept"},
+    "teacher of 3 views, base kept": ALL | {"teacher_views": 2, "base": "kept"},
+    "teacher of 3 views, base kept, bias −0.3": ALL
+    | {"teacher_views": 2, "base": "kept", "teacher_bias": -0.3},
+    "teacher of 3 views, base kept, half way back": ALL
+    | {"teacher_views": 2, "base": "kept", "start_share": 0.5},
+    "teacher of 5 views, base kept": ALL | {"teacher_views": 4, "views": 4, "base": "kept"},
+    "teacher of 5 views, base kept, bias −0.4": ALL
+    | {"teacher_views": 4, "views": 4, "base": "kept", "teacher_bias": -0.4},
+    "teacher of 5 views, base kept, bias −0.4, lr 1e-2": ALL
+    | {"teacher_views": 4, "views": 4, "base": "kept", "teacher_bias": -0.4, "lr": 1e-2},
+    "teacher of 3 views, base kept, lr 1e-2": ALL
+    | {"teacher_views": 2, "base": "kept", "lr": 1e-2},
+    "pseudo-labels above 0.8, base kept": ALL
+    | {"teacher_views": 2, "w_dst": 0.0, "w_pseudo": 1.0, "base": "kept"},
     "as registered": {},
 }
 WIDER = str(Path(__file__).parent / "wider_adaptation.py")  # all of them are settings of it

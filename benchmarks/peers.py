@@ -45,7 +45,7 @@ from fewgraft.training.recipe import load_recipe
 CHECKOUT = Path(__file__).resolve().parents[1]
 # The torchvision that belongs to the torch of constraints.txt: any other would replace it.
 PEERS = ("easyfsl==1.5.0", "torchvision==0.28.0")
-SETTING, STAGE, RUNS, TARGET = "transductive-fsl", "algorithm-1", 15, 10
+SETTING, STAGE, RUNS, TARGET = "transductive-fsl", "algorithm-1", 40, 10
 
 
 # --- the environment ---

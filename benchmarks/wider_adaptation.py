@@ -1,8 +1,8 @@
 """The proposed method with more freedom than it ships with, for adaptation_search.py.
 
 A method file as anybody can write one (docs/benchmark.md): a teacher that is sharper than its
-student, or holds novel classes back; confident answers of the teacher as labels; only a part that
-moves; gradients of bounded length; the step at which left-out shots are told best.
+student; confident answers of the teacher as labels; only a part that moves; gradients of bounded
+length; the step at which left-out shots are told best.
 """
 
 import dataclasses
@@ -26,7 +26,6 @@ class WiderAdaptation(Adaptation):
     """As registered, unless one of these says otherwise."""
 
     sharpness: float = 1.0  # factor on the teacher's logits
-    teacher_bias: float = 0.0  # on its novel logits
     w_pseudo: float = 0.0  # cross-entropy on what the teacher is sure of, base classes included
     threshold: float = 0.8
     part: Literal["all", "network", "norm", "weights"] = "all"  # that moves
@@ -46,9 +45,7 @@ class WiderAdaptation(Adaptation):
 
     @torch.no_grad()
     def _teacher(self, task: Task, start: Moved, unlabelled: Tensor) -> Tensor:
-        logits = super()._teacher(task, start, unlabelled)
-        logits[:, len(task.weights) :] += self.teacher_bias
-        return self.sharpness * logits
+        return self.sharpness * super()._teacher(task, start, unlabelled)
 
     def _descend(self, task: Task, e: int, moved: Moved, teacher: Tensor) -> None:
         if not self.early:

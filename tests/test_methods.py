@@ -432,3 +432,22 @@ def test_adaptation_all_the_way_back_is_refinement() -> None:
     close(answer(moved.changed(start_share=1.0), p), plain)
     half, whole = (answer(moved.changed(start_share=share), p) for share in (0.5, 0.0))
     assert 0 < (half - plain).norm() < (whole - plain).norm()
+
+
+def test_kept_base_classes_are_scored_as_if_nothing_had_moved() -> None:
+    p = problem(shots=(2, 2, 2))
+    moved = quick("proposed").changed(lr=0.1)
+    logits = answer(moved.changed(base="kept"), p)
+    n_base = p.queries.base_logits.shape[-1]
+    assert torch.equal(logits[..., :n_base], p.queries.base_logits)
+    assert not torch.allclose(answer(moved, p)[..., :n_base], p.queries.base_logits)
+    still = quick("proposed").changed(lr=0.0, momentum=0.0, base="kept")
+    close(answer(still, p), answer(method_spec("proposed-without-adaptation").method, p))
+
+
+def test_a_teacher_that_holds_novel_classes_back_lowers_their_scores() -> None:
+    p = problem(shots=(2, 2, 2))
+    moved = quick("proposed").changed(lr=0.02, base="kept")
+    n_base = p.queries.base_logits.shape[-1]
+    free, held = (answer(moved.changed(teacher_bias=bias), p) for bias in (0.0, -3.0))
+    assert held[..., n_base:].mean() < free[..., n_base:].mean()

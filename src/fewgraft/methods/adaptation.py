@@ -7,9 +7,12 @@ as it was. Then compute the prototypes again, refine, and answer.
 
 The paper distils base-class predictions only (`columns = "base"`), which holds no border between
 base and novel classes; `columns = "all"` distils the refined joint classifier instead, which may
-see the mean of several views of each picture (`teacher_views`). Going part of the way back
-(`start_share`) averages the weights before and after. Weights, temperatures, rate and steps are
-ours, chosen on validation episodes.
+see the mean of several views of each picture (`teacher_views`) and hold novel classes back a little
+(`teacher_bias`), as the student otherwise drifts towards them. Going part of the way back
+(`start_share`) averages the weights before and after. With `base = "kept"` the moved network scores
+novel classes only and base classes are scored as before, so that none of them can be forgotten but
+by losing to a novel one. Weights, temperatures, rate and steps are ours, chosen on validation
+episodes.
 """
 
 import dataclasses
@@ -44,17 +47,20 @@ class Adaptation(Method):
     tau_dst: float = 1.0  # τ₂
     columns: Literal["base", "all"] = "all"  # what is distilled
     teacher_views: int = 0  # augmented views that the teacher sees beside the picture itself
+    teacher_bias: float = 0.0  # on the teacher's novel logits
     steps: int = 10
     lr: float = 5e-3
     momentum: float = 0.9
     batch: int = 64
     views: int = 2  # kept augmented views of each picture
     start_share: float = 0.0  # of the weights before adaptation in those that answer
+    base: Literal["moved", "kept"] = "moved"  # kept: old classes are scored as before
 
     def fit(self, task: Task) -> MovedSolution:
         """Every episode starts anew."""
         episodes = [self._episode(task, e) for e in range(len(task))]
-        return MovedSolution(pictures_of(task).network, episodes, task.gamma)
+        network, keeps = pictures_of(task).network, self.base == "kept"
+        return MovedSolution(network, episodes, task.gamma, keeps_base=keeps)
 
     def _episode(self, task: Task, e: int) -> Moved:
         pictures = pictures_of(task)
@@ -84,7 +90,9 @@ class Adaptation(Method):
     @torch.no_grad()
     def _teacher(self, task: Task, start: Moved, unlabelled: Tensor) -> Tensor:
         """What the pile's features [U, d] were taken for before: logits [U, N_b+N]."""
-        return start.logits(unlabelled, task.gamma)
+        logits = start.logits(unlabelled, task.gamma)
+        logits[:, len(task.weights) :] += self.teacher_bias
+        return logits
 
     def _descend(self, task: Task, e: int, moved: Moved, teacher: Tensor) -> None:
         """Move θ, W_b and W_n; the teacher's logits [U, N_b+N] stay what they are."""
@@ -130,7 +138,8 @@ class Adaptation(Method):
         labels = task.labels[e : e + 1]
         novel = prototypes(support[None], labels, task.ways)
         if len(unlabelled):
-            base = cosine_logits(unlabelled[None], weights, task.gamma)
+            kept = task.base_unlabelled[e : e + 1] if self.base == "kept" else None
+            base = cosine_logits(unlabelled[None], weights, task.gamma) if kept is None else kept
             how = Refinement(self.refinement_steps, self.alpha, self.temperature)
             novel = refine(novel, support[None], labels, unlabelled[None], base, task.gamma, how)
         return novel[0]

@@ -10,7 +10,7 @@ from fewgraft.draws import KeyStream
 from fewgraft.errors import FewgraftError
 from fewgraft.methods.base import Queries, Task, TaskPictures
 from fewgraft.network import Network
-from fewgraft.prototypes import cosine_logits
+from fewgraft.prototypes import cosine_logits, join_logits
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class MovedSolution:
     network: Network
     episodes: Sequence[Moved]
     gamma: float
+    keeps_base: bool = False  # base classes are scored as if nothing had moved
 
     @torch.no_grad()
     def logits(self, queries: Queries) -> Tensor:
@@ -63,7 +64,10 @@ class MovedSolution:
             moved.logits(self.network.features(pictures, moved.parameters), self.gamma)
             for moved, pictures in zip(self.episodes, queries.pictures, strict=True)
         ]
-        return torch.stack(rows)
+        logits = torch.stack(rows)
+        if self.keeps_base:
+            logits = join_logits(queries.base_logits, logits[..., queries.base_logits.shape[-1] :])
+        return logits
 
 
 def pictures_of(task: Task) -> TaskPictures:
