@@ -75,15 +75,22 @@ def plain_episode(
         parts += [model.embed(opened_view(store, model, pictures, weak, rng)) for _ in range(views)]
         return torch.stack([normalize(part, dim=-1) for part in parts]).mean(0)
 
+    def base_logits(pictures: Tensor) -> Tensor:
+        return cosine_logits(model.embed(opened(store, model, pictures)), model.weight, gamma)
+
     def solution(views: int) -> tuple[Tensor, Tensor]:
         s, u = (seen(part, views)[None] for part in (support, pile))
         novel = prototypes(s, labels[None], episodes.settings.ways)
-        base = cosine_logits(u, model.weight, gamma)
+        base = cosine_logits(u, model.weight, gamma) if kept_pile is None else kept_pile[None]
         return refine(novel, s, labels[None], u, base, gamma, refinement)[0], u[0]
 
+    kept_pile, kept_query = None, None
     with torch.no_grad():
+        if how.base == "kept":
+            kept_pile, kept_query = base_logits(pile), base_logits(query)
         first, features = solution(how.teacher_views)
         teacher = cosine_logits(features, torch.cat([model.weight, first]), gamma)
+        teacher[:, episodes.n_base :] += how.teacher_bias
     novel = first.clone().requires_grad_()
     moving = [*model.backbone[-2].parameters(), model.weight, novel]  # type: ignore[index]
     optimiser = torch.optim.SGD(moving, how.lr, how.momentum)
@@ -110,7 +117,10 @@ def plain_episode(
             optimiser.step()
     with torch.no_grad():
         weights = torch.cat([model.weight, solution(0)[0]])
-        return cosine_logits(model.embed(opened(store, model, query)), weights, gamma)[None]
+        logits = cosine_logits(model.embed(opened(store, model, query)), weights, gamma)
+        if kept_query is not None:
+            logits[:, : episodes.n_base] = kept_query
+        return logits[None]
 
 
 def timed(run: Callable[[], Tensor]) -> tuple[Tensor, float]:
