@@ -138,8 +138,10 @@ class Adaptation(Method):
         labels = task.labels[e : e + 1]
         novel = prototypes(support[None], labels, task.ways)
         if len(unlabelled):
-            kept = task.base_unlabelled[e : e + 1] if self.base == "kept" else None
-            base = cosine_logits(unlabelled[None], weights, task.gamma) if kept is None else kept
+            if self.base == "kept":
+                base = task.base_unlabelled[e : e + 1]
+            else:
+                base = cosine_logits(unlabelled[None], weights, task.gamma)
             how = Refinement(self.refinement_steps, self.alpha, self.temperature)
             novel = refine(novel, support[None], labels, unlabelled[None], base, task.gamma, how)
         return novel[0]
