@@ -11,14 +11,14 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, normalize, one_hot
+from torch.nn.functional import cross_entropy, normalize
 
 from fewgraft.errors import FewgraftError
 from fewgraft.methods.adaptation import Adaptation
 from fewgraft.methods.base import MethodSpec, Task
 from fewgraft.methods.moving import Moved, batches, descend, pictures_of
 from fewgraft.network import View
-from fewgraft.prototypes import TINY
+from fewgraft.prototypes import TINY, members_of
 
 
 @dataclass(frozen=True)
@@ -99,10 +99,10 @@ def clipped(loss: Tensor, moved: Moved, longest: float | None) -> Tensor:
 def left_out(task: Task, e: int, moved: Moved) -> float:
     """Cross-entropy of each support picture over all classes, its own prototype without it."""
     pictures, labels = pictures_of(task), task.labels[e]
-    directions = normalize(pictures.network.features(pictures.support[e], moved.parameters), dim=-1)
-    sums = one_hot(labels, task.ways).to(directions).T @ directions
     if labels.bincount(minlength=task.ways).min() < 2:
         raise FewgraftError("leaving a shot out needs at least two of every class")
+    directions = normalize(pictures.network.features(pictures.support[e], moved.parameters), dim=-1)
+    sums = members_of(labels, task.ways, directions.dtype).T @ directions
     losses = []
     for direction, label in zip(directions, labels, strict=True):
         novel = sums.clone()

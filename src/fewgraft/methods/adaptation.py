@@ -96,7 +96,7 @@ class Adaptation(Method):
 
     def _descend(self, task: Task, e: int, moved: Moved, teacher: Tensor) -> None:
         """Move θ, W_b and W_n; the teacher's logits [U, N_b+N] stay what they are."""
-        batch = batches(teacher.shape[0], self.batch, int(task.numbers[e]))
+        batch = batches(len(teacher), self.batch, int(task.numbers[e]))
         descend(
             moved,
             lambda step: self._loss(task, e, moved, teacher, batch(step), step),
