@@ -116,15 +116,13 @@ def unit_gallery(recipe: str, models: Path | None) -> Gallery:
 def gathered(gallery: Gallery, shots: int, count: int) -> list[Chunk]:
     settings = EpisodeSettings.paper(SETTING, shots)
     episodes, answers = sample_episodes(Pools.of(gallery.store), settings, count)
-    rows = [slice(start, start + REGULAR_CHUNK) for start in range(0, count, REGULAR_CHUNK)]
-    return [
-        Chunk(
-            gallery.task(episodes, row, pictures=False),
-            gallery.queries(episodes, row),
-            answers.query_labels[row],
-        )
-        for row in rows
-    ]
+    chunks = []
+    for start in range(0, count, REGULAR_CHUNK):
+        rows = slice(start, start + REGULAR_CHUNK)
+        task = gallery.task(episodes, rows, pictures=False)
+        queries = gallery.queries(episodes, rows, task)
+        chunks.append(Chunk(task, queries, answers.query_labels[rows]))
+    return chunks
 
 
 # --- the two sides ---
@@ -153,7 +151,7 @@ class Means:
 
 def ours(method: Method, chunks: list[Chunk]) -> Tensor:
     """The accuracy of each episode [E]."""
-    answers = [method.fit(chunk.task).logits(chunk.queries).argmax(-1) for chunk in chunks]
+    answers = [method.fit(chunk.task).logits(chunk.queries).max(-1).indices for chunk in chunks]
     right = [answer == chunk.labels for answer, chunk in zip(answers, chunks, strict=True)]
     return torch.cat(right).double().mean(-1)
 

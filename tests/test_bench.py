@@ -302,6 +302,18 @@ def test_the_gallery_knows_the_lengths_of_what_it_gives(icons: ImageStore) -> No
         torch.testing.assert_close(inverse, 1 / features.norm(dim=-1, keepdim=True))
 
 
+@pytest.mark.parametrize("setting", ["transductive-fsl", "s2i-transductive", "s2i"])
+def test_queries_that_are_the_pile_are_gathered_once(icons: ImageStore, setting: str) -> None:
+    gallery = Gallery(shipped_model("icons", "pre-trained"), icons)
+    episodes, _ = sample_episodes(Pools.of(icons), EpisodeSettings.paper(setting, 1), 4)
+    rows = slice(1, 3)
+    task = gallery.task(episodes, rows, pictures=False)
+    alone, beside = gallery.queries(episodes, rows), gallery.queries(episodes, rows, task)
+    for one, other in zip(vars(alone).values(), vars(beside).values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    assert (beside.features is task.unlabelled) == (setting != "s2i")
+
+
 def test_methods_are_listed() -> None:
     result = CliRunner().invoke(app, ["bench", "methods"])
     assert result.exit_code == 0

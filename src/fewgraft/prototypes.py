@@ -41,12 +41,7 @@ def prototypes(
     different numbers of supports. `normalise` averages directions, so that a picture with a large
     feature does not outweigh the others, and returns directions; without it Eq. 2 is literal.
     """
-    own = SupportSums.of(features, labels, n_classes, normalise)
-    if (own.count == 0).any():
-        raise ValueError("every class needs at least one support picture")
-    if own.count.sum() != labels.numel():
-        raise ValueError(f"labels must be in 0 … {n_classes - 1}")
-    return _prepared(own.total / own.count[..., None], normalise)
+    return SupportSums.of(features, labels, n_classes, normalise).prototypes()
 
 
 @dataclass(frozen=True)
@@ -106,11 +101,28 @@ class SupportSums:
     normalise: bool = True
 
     @classmethod
-    def of(cls, support: Tensor, labels: Tensor, n_classes: int, normalise: bool = True) -> Self:
-        """From support [E, S, d] with labels [E, S]."""
+    def of(
+        cls,
+        support: Tensor,
+        labels: Tensor,
+        n_classes: int,
+        normalise: bool = True,
+        inverse: Tensor | None = None,
+    ) -> Self:
+        """From support [E, S, d] with labels [E, S]; its inverse lengths [E, S, 1] may be known."""
         members = members_of(labels, n_classes, support.dtype)
-        inverse = inverse_length(support) if normalise else None
-        return cls(weighted_sums(members, support, inverse), members.sum(1), normalise)
+        count = members.sum(1)
+        if (count == 0).any():
+            raise ValueError("every class needs at least one support picture")
+        if count.sum() != labels.numel():
+            raise ValueError(f"labels must be in 0 … {n_classes - 1}")
+        if normalise and inverse is None:
+            inverse = inverse_length(support)
+        return cls(weighted_sums(members, support, inverse), count, normalise)
+
+    def prototypes(self) -> Tensor:
+        """Class means [E, N, d], Eq. 2."""
+        return _prepared(self.total / self.count[..., None], self.normalise)
 
     def moved(self, novel: Tensor, total: Tensor, count: Tensor, how: Refinement) -> Tensor:
         """Prototypes [E, N, d] after a step, given the pile's sums [E, N, d] and [E, N]."""

@@ -86,9 +86,11 @@ class Gallery:
             inverse=self._inverse[self.bank.row[pile]],
         )
 
-    def queries(self, episodes: Episodes, rows: slice) -> Queries:
-        """The pictures to classify in these episodes."""
+    def queries(self, episodes: Episodes, rows: slice, task: Task | None = None) -> Queries:
+        """The pictures to classify in these episodes; where U is Q, their task has them already."""
         query = episodes.query[rows]
+        if task and episodes.settings.kind.unlabelled == "query":
+            return Queries(task.unlabelled, task.base_unlabelled, query, task.inverse)
         return Queries(
             self.bank[query],
             self.base_logits(query, episodes.n_base),

@@ -28,7 +28,7 @@ from fewgraft.progress import track
 from fewgraft.training.recipe import Recipe
 
 # Episodes at a time; part of the numbers to the last bit. Without base classes episodes are small.
-CHUNK, REGULAR_CHUNK, MOVING_CHUNK = 10, 60, 5
+CHUNK, REGULAR_CHUNK, MOVING_CHUNK = 10, 150, 5
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class Bench:
         gallery, (episodes, _) = self.gallery(job), self.episodes(job)
         method = job.configured
         task = gallery.task(episodes, rows, pictures=method.moves_network)
-        return method.fit(task).logits(gallery.queries(episodes, rows))
+        return method.fit(task).logits(gallery.queries(episodes, rows, task))
 
     def identity(self, job: Job) -> dict[str, Any]:
         """All that a row's numbers depend on."""

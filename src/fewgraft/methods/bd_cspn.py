@@ -15,21 +15,13 @@ pictures take part, where the paper takes the surest of each class; ε is 1; and
 where they are, not moved by ξ. There is no place for base classes in it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-import torch
 from torch import Tensor
 
 from fewgraft.methods.base import Method, MethodSpec, NovelWeights, Search, Task
-from fewgraft.prototypes import (
-    TINY,
-    cosine_logits,
-    inverse_length,
-    members_of,
-    prototypes,
-    weighted_sums,
-)
+from fewgraft.prototypes import TINY, SupportSums, inverse_length, members_of
 
 
 @dataclass(frozen=True)
@@ -44,60 +36,67 @@ class BiasDiminishing(Method):
 
     def fit(self, task: Task) -> NovelWeights:
         """An empty pile leaves the prototypes as they are."""
-        novel = prototypes(task.support, task.labels, task.ways)
+        support = Directions.of(task.support)
+        inverse = support.scale.transpose(1, 2)
+        own = SupportSums.of(task.support, task.labels, task.ways, inverse=inverse)
+        novel = own.prototypes()
         if task.unlabelled.shape[1] == 0:
             return NovelWeights(novel, task.gamma)
-        support, scale = task.support, inverse_length(task.support)
-        mean = mean_direction(support, scale) if self.shift else None
-        pile = MovedPile.of(task.unlabelled, task.inverse, mean)
+        pile = Directions.of(task.unlabelled, task.inverse)
+        if self.shift:
+            pile = pile.moved_to(own.total.sum(1, keepdim=True) / task.support.shape[1])
         cosines = pile.cosines(novel)
-        nearest = cosines == cosines.amax(1, keepdim=True)
-        guessed = (self.sharpness * cosines).exp() * nearest  # [E, N, U]
-        labelled = cosine_logits(support, novel, self.sharpness, scale).exp()
-        labelled = labelled * members_of(task.labels, task.ways, support.dtype)  # [E, S, N]
-        total = pile.weighted_sums(guessed) + weighted_sums(labelled, support, scale)
+        guessed = cosines == cosines.amax(1, keepdim=True)
+        labelled = members_of(task.labels, task.ways, novel.dtype).transpose(1, 2)
+        total = pile.weighted_sums(self._weights(cosines, guessed))
+        total = total + support.weighted_sums(self._weights(support.cosines(novel), labelled))
         return NovelWeights(total, task.gamma)  # sums are as good as means: a weight has no length
+
+    def _weights(self, cosines: Tensor, members: Tensor) -> Tensor:
+        """How much each picture counts for its own class, up to a factor a class [E, N, U]."""
+        return (self.sharpness * cosines).exp() * members
 
 
 @dataclass(frozen=True)
-class MovedPile:
-    """The pile's directions x/‖x‖ + ξ, never written out: writing them takes most of the time.
+class Directions:
+    """x/‖x‖ + ξ of pictures, never written out: writing them takes most of the time.
 
     Pictures come last in all that has few classes: long rows are what a processor likes.
     """
 
     pictures: Tensor  # x [E, U, d]
     scale: Tensor  # 1/‖x‖ [E, 1, U]
-    shift: Tensor  # ξ [E, 1, d]
+    shift: Tensor | None = None  # ξ [E, 1, d]
 
     @classmethod
-    def of(cls, pictures: Tensor, inverse: Tensor | None, mean: Tensor | None) -> Self:
-        """Moved so that the mean direction is `mean` [E, 1, d], or not moved.
-
-        The inverse lengths [E, U, 1] may be known already.
-        """
+    def of(cls, pictures: Tensor, inverse: Tensor | None = None) -> Self:
+        """Not moved. The inverse lengths [E, U, 1] may be known already."""
         inverse = inverse_length(pictures) if inverse is None else inverse
-        own_mean = mean_direction(pictures, inverse)
-        shift = torch.zeros_like(own_mean) if mean is None else mean - own_mean
-        return cls(pictures, inverse.transpose(1, 2), shift)
+        return cls(pictures, inverse.transpose(1, 2))
+
+    def moved_to(self, mean: Tensor) -> Self:
+        """Moved so that the mean of these directions is `mean` [E, 1, d]."""
+        own_mean = self.scale @ self.pictures / self.pictures.shape[1]
+        return replace(self, shift=mean - own_mean)
 
     def cosines(self, weights: Tensor) -> Tensor:
-        """With unit weights [E, N, d] → [E, N, U], from products with the weights and with ξ."""
-        vectors = torch.cat([weights, self.shift], dim=1)
-        shifts = (vectors * self.shift).sum(-1, keepdim=True)  # [E, N+1, 1]
-        products = torch.addcmul(shifts, vectors @ self.pictures.transpose(1, 2), self.scale)
-        # ‖x + ξ‖² = 1 + 2 (x + ξ)·ξ − ‖ξ‖² for a direction x
-        squares = 2 * products[:, -1:] + (1 - shifts[:, -1:])
-        return products[:, :-1] * squares.clamp(min=TINY).rsqrt()
+        """With unit weights [E, N, d] → [E, N, U]."""
+        products = self._products(weights)
+        if self.shift is None:
+            return products
+        # For a direction x: (x + ξ)·w = x·w + ξ·w, and ‖x + ξ‖² = 1 + 2 x·ξ + ‖ξ‖²
+        products = products + (weights * self.shift).sum(-1, keepdim=True)
+        squares = 2 * self._products(self.shift) + (1 + self.shift.square().sum(-1, keepdim=True))
+        return products * squares.clamp(min=TINY).rsqrt()
 
     def weighted_sums(self, weights: Tensor) -> Tensor:
-        """Σ_i w_i,n (x_i + ξ) for weights [E, N, U] → [E, N, d]."""
-        return (weights * self.scale) @ self.pictures + weights.sum(-1, keepdim=True) * self.shift
+        """Of what these are, with weights [E, N, U] → [E, N, d]."""
+        sums = (weights * self.scale) @ self.pictures
+        return sums if self.shift is None else sums + weights.sum(-1, keepdim=True) * self.shift
 
-
-def mean_direction(features: Tensor, inverse: Tensor) -> Tensor:
-    """Of features [E, U, d] with inverse lengths [E, U, 1] → [E, 1, d]."""
-    return weighted_sums(inverse, features, None) / features.shape[1]
+    def _products(self, vectors: Tensor) -> Tensor:
+        """x/‖x‖ with vectors [E, K, d] → [E, K, U]."""
+        return vectors @ self.pictures.transpose(1, 2) * self.scale
 
 
 METHODS = (
