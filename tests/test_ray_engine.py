@@ -20,11 +20,13 @@ import torch
 from fewgraft.bench import ray_engine as module
 from fewgraft.bench.models import ZOO
 from fewgraft.bench.ray_engine import Greeting, RayEngine, check_versions, ray_engine
-from fewgraft.bench.runner import Bench, Job, in_this_process, versions
+from fewgraft.bench.results import Results
+from fewgraft.bench.runner import Bench, Job, in_this_process, run, versions
 from fewgraft.episodes import EpisodeSettings
 from fewgraft.errors import FewgraftError
 from fewgraft.metrics import Scores
 
+EPISODES = {"s2i": 150, "semi-fsl": 400}  # several chunks each
 needs_ray = pytest.mark.skipif(
     find_spec("ray") is None and not os.environ.get("CI"), reason="Ray is not installed"
 )
@@ -64,7 +66,7 @@ def engine() -> Iterator[RayEngine]:
 
 def job(setting: str = "s2i", **hyper: object) -> Job:
     settings = EpisodeSettings.paper(setting, 1)
-    return Job("icons", "icons", "+pr", hyper, settings, 150, ZOO / "icons")
+    return Job("icons", "icons", "+pr", hyper, settings, EPISODES[setting], ZOO / "icons")
 
 
 def ready(engine: RayEngine, bench: Bench) -> list[int]:
@@ -97,6 +99,19 @@ def test_the_same_bits_as_in_this_process(engine: RayEngine, bench: Bench, setti
     assert by_chunk(engine(bench, wanted, wanted.chunks)) == here
     some = wanted.chunks[2:]  # as when a run is taken up again
     assert by_chunk(engine(bench, wanted, some)) == {chunk: here[chunk] for chunk in some}
+
+
+@needs_ray
+def test_a_row_tells_the_threads_of_those_who_computed_it(
+    engine: RayEngine, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    said = [
+        row.machine.split(", ")[1]
+        for name, chosen in (("there", engine), ("here", in_this_process))
+        for row, _ in run([job("semi-fsl")], Results(tmp_path / name), bench, chosen)
+    ]
+    assert said == ["1 thread", "7 threads"]
 
 
 @needs_ray

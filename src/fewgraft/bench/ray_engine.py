@@ -34,6 +34,7 @@ from fewgraft.bench.runner import Bench, Job, versions
 from fewgraft.errors import FewgraftError
 from fewgraft.metrics import Scores
 
+THREADS = 1  # of each worker
 TRIES = 3  # workers that may die on the same chunk
 _OBJECT_STORE = 100 * 2**20  # bytes; scores are small, and a container's shared memory often is too
 # Ray reads these when it is imported and when it starts.
@@ -104,7 +105,7 @@ class Worker:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         os.environ.update(environment)
-        torch.set_num_threads(1)
+        torch.set_num_threads(THREADS)
         self._bench = Bench()
 
     def greet(self) -> Greeting:
@@ -121,6 +122,8 @@ class Worker:
 
 class RayEngine:
     """An engine that starts when it is first needed and keeps its workers from job to job."""
+
+    threads = THREADS
 
     def __init__(
         self, ray: Any, address: str | None, workers: int | None, environment: Mapping[str, str]

@@ -169,7 +169,7 @@ class Bench:
             "content": gallery.store.manifest.content,
         }
 
-    def row(self, job: Job, scores: Scores, seconds: float) -> Row:
+    def row(self, job: Job, scores: Scores, seconds: float, threads: int) -> Row:
         """The complete record of a finished job."""
         gallery, (episodes, _) = self.gallery(job), self.episodes(job)
         identity = self.identity(job)
@@ -193,7 +193,7 @@ class Bench:
             },
             seconds=round(seconds, 3),
             versions=versions(),
-            machine=f"{platform.machine()}, {torch.get_num_threads()} threads",
+            machine=f"{platform.machine()}, {threads} thread{'s' if threads > 1 else ''}",
             **identity,
         )
 
@@ -211,7 +211,8 @@ def versions() -> dict[str, str]:
     }
 
 
-# An engine computes chunks of a job, in any order, and passes on each with its scores.
+# An engine computes chunks of a job, in any order, and passes on each with its scores. One that
+# computes elsewhere says with how many `threads` a chunk.
 Engine = Callable[[Bench, Job, Sequence[range]], Iterator[tuple[range, Scores]]]
 
 
@@ -235,7 +236,8 @@ def run(
             continue
         start = time.perf_counter()
         scores = run_job(job, name, results, bench, engine)
-        row = bench.row(job, scores, time.perf_counter() - start)
+        threads = getattr(engine, "threads", None) or torch.get_num_threads()
+        row = bench.row(job, scores, time.perf_counter() - start, threads)
         results.append(row, scores)
         shutil.rmtree(results.chunk_path(name, 0).parent, ignore_errors=True)
         yield row, True

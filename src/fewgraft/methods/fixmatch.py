@@ -25,7 +25,7 @@ class FixMatch(Method):
 
     uses_unlabelled = True
     moves_network = True
-    search: ClassVar[Search] = {"lr": (3e-4, 1e-3, 5e-3, 2e-2), "steps": (10, 20)}
+    search: ClassVar[Search] = {"lr": (3e-5, 1e-4, 3e-4, 1e-3, 5e-3), "steps": (10, 20)}
 
     threshold: float = 0.95
     weight: float = 1.0  # of the loss on the pile
