@@ -109,14 +109,19 @@ class SupportSums:
         normalise: bool = True,
         inverse: Tensor | None = None,
     ) -> Self:
-        """From support [E, S, d] with labels [E, S]; its inverse lengths [E, S, 1] may be known."""
+        """From support [E, S, d] with labels [E, S].
+
+        Its inverse lengths [E, S, 1], which only `normalise` asks for, may be known already.
+        """
         members = members_of(labels, n_classes, support.dtype)
         count = members.sum(1)
         if (count == 0).any():
             raise ValueError("every class needs at least one support picture")
         if count.sum() != labels.numel():
             raise ValueError(f"labels must be in 0 … {n_classes - 1}")
-        if normalise and inverse is None:
+        if not normalise:
+            inverse = None
+        elif inverse is None:
             inverse = inverse_length(support)
         return cls(weighted_sums(members, support, inverse), count, normalise)
 

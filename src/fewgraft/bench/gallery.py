@@ -89,7 +89,7 @@ class Gallery:
     def queries(self, episodes: Episodes, rows: slice, task: Task | None = None) -> Queries:
         """The pictures to classify in these episodes; where U is Q, their task has them already."""
         query = episodes.query[rows]
-        if task and episodes.settings.kind.unlabelled == "query":
+        if task is not None and episodes.settings.kind.unlabelled == "query":
             return Queries(task.unlabelled, task.base_unlabelled, query, task.inverse)
         return Queries(
             self.bank[query],
