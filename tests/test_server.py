@@ -71,7 +71,9 @@ class Server:
         assert found, (said, (folder / "server.log").read_text())
         self.port = int(found[1])
         self.url = f"http://127.0.0.1:{self.port}"
-        self.client = httpx.Client(base_url=self.url, timeout=PATIENCE)
+        # No connection is kept: the server may close an idle one just as the next request is sent.
+        once = httpx.Limits(max_keepalive_connections=0)
+        self.client = httpx.Client(base_url=self.url, timeout=PATIENCE, limits=once)
 
     def ask(self, method: str, path: str, files: Files | None = None) -> Any:
         response = self.client.request(method, f"/api/{path}", files=files)
@@ -214,7 +216,7 @@ def test_hundreds_at_once(server: Server, pictures: Pictures) -> None:
         return response.status_code, response.json()["photos"][0]
 
     server.client.close()
-    limits = httpx.Limits(max_connections=300)
+    limits = httpx.Limits(max_connections=300, max_keepalive_connections=0)
     server.client = httpx.Client(base_url=server.url, timeout=PATIENCE, limits=limits)
     with ThreadPoolExecutor(300) as pool:
         answers = list(pool.map(ask, range(300)))
