@@ -6,7 +6,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test slow lint format benchmark clean help
+.PHONY: demo test slow portable campaign lint format benchmark clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -27,6 +27,9 @@ test: $(READY) lint  ## lint, then the default tests, one process a core with on
 
 slow: $(READY)  ## the minutes-long tests
 	@$(BIN)/python -m pytest -m slow
+
+campaign: $(READY)  ## an hour of attacks; its table goes into docs/reliability.md
+	@$(BIN)/python -m campaign --write docs/reliability.md
 
 lint: $(READY)  ## ruff, format check, types
 	@$(BIN)/ruff check .

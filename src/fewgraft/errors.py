@@ -1,7 +1,9 @@
 """The one exception that is meant for the user's eyes."""
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 
 class FewgraftError(Exception):
@@ -24,3 +26,47 @@ def nearest(name: str, known: Iterable[str]) -> str:
         return f"Did you mean '{close[0]}'?"
     shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
     return f"Known: {shown}" if names else ""
+
+
+@contextlib.contextmanager
+def reading(path: Path | str, what: str = "readable file", hint: str = "") -> Iterator[None]:
+    """Every reader reads inside this: whatever goes wrong is a `FewgraftError` with the file's name.
+
+    Parsers of foreign bytes raise nearly anything, so nearly everything is caught. `what` is what
+    the file should have been, such as "readable recipe".
+    """
+    try:
+        yield
+    except FewgraftError:
+        raise
+    except FileNotFoundError:
+        raise FewgraftError(f"{path} does not exist", hint) from None
+    except OSError as error:
+        raise FewgraftError(f"{path} cannot be read: {why(error)}", hint) from None
+    except MemoryError:
+        raise FewgraftError(f"{path} needs more memory than there is", hint) from None
+    except RecursionError:
+        raise FewgraftError(f"{path} is not a {what}: it nests too deeply", hint) from None
+    except Exception as error:
+        raise FewgraftError(f"{path} is not a {what}: {why(error)}", hint) from None
+
+
+@contextlib.contextmanager
+def writing(path: Path | str, hint: str = "") -> Iterator[None]:
+    """Every writer writes inside this: a full or read-only disk is a `FewgraftError`."""
+    try:
+        yield
+    except OSError as error:
+        raise FewgraftError(f"cannot write {path}: {why(error)}", hint) from error
+    except Exception as error:
+        if type(error).__name__ != "SafetensorError":  # its way to say that the disk is full
+            raise
+        raise FewgraftError(f"cannot write {path}: {why(error)}", hint) from error
+
+
+def why(error: BaseException) -> str:
+    """The reason in one line: the system's own words where it gave some, else the first line."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    lines = str(error).strip().splitlines()
+    return lines[0][:300] if lines else type(error).__name__
