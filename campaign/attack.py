@@ -81,7 +81,7 @@ def fewgraft(
         timeout=timeout,
         check=False,
         cwd=cwd,
-        env=environment(home) | (env or {}),
+        env=environment(home) | dict(env or {}),
         stdin=subprocess.DEVNULL,
     )
     return Said(done.returncode, done.stdout, done.stderr)

@@ -30,7 +30,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 @contextlib.contextmanager
 def reading(path: Path | str, what: str = "readable file", hint: str = "") -> Iterator[None]:
-    """Every reader reads inside this: whatever goes wrong is a `FewgraftError` with the file's name.
+    """Every reader reads inside this: whatever goes wrong is a `FewgraftError` that names it.
 
     Parsers of foreign bytes raise nearly anything, so nearly everything is caught. `what` is what
     the file should have been, such as "readable recipe".
