@@ -5,14 +5,20 @@ import collections
 import io
 import os
 import pickle
+import random
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 
-from fewgraft.data.safe_pickle import load_plain_pickle
+from campaign.attack import Trial
+from campaign.pickles import PYTHON_2, hostile_pickles, not_plain
+from fewgraft.data.safe_pickle import interpret, load_plain_pickle
 from fewgraft.errors import FewgraftError
 
 
@@ -113,3 +119,162 @@ def test_the_plain_loader_would_have_run_it(tmp_path: Path) -> None:
     spot = tmp_path / "was here"
     pickle.load(io.BytesIO(pickle.dumps(Calls(os.system, f"touch '{spot}'"))))
     assert spot.exists()
+
+
+# --- whatever data sets are made of comes out as Python's own loader gives it ---
+
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(allow_nan=False),
+    st.text(max_size=20),
+    st.binary(max_size=300),
+)
+ARRAYS = st.sampled_from(["u1", "<i8", ">i4", "f4", "bool", "<U3", ">U3", "S4"]).flatmap(
+    lambda kind: arrays.arrays(kind, arrays.array_shapes(min_dims=0, max_dims=3, min_side=0))
+)
+CONTENTS = st.recursive(
+    SCALARS | ARRAYS,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text(max_size=5) | st.integers(), inner, max_size=4)
+        | st.sets(st.integers() | st.text(max_size=3), max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+def same(ours: Any, theirs: Any) -> bool:
+    if isinstance(theirs, np.ndarray | np.generic):
+        ours, theirs = np.asarray(ours), np.asarray(theirs)
+        return ours.shape == theirs.shape and bool(np.array_equal(ours, theirs))
+    if isinstance(theirs, dict):
+        return list(ours) == list(theirs) and all(same(ours[k], theirs[k]) for k in theirs)
+    if isinstance(theirs, list | tuple):
+        pairs = zip(ours, theirs, strict=True)
+        return type(ours) is type(theirs) and all(same(a, b) for a, b in pairs)
+    return type(ours) is type(theirs) and bool(ours == theirs)
+
+
+@given(content=CONTENTS, protocol=st.integers(0, 5))
+@settings(max_examples=300, deadline=None)
+def test_plain_content_is_what_python_loads(content: Any, protocol: int) -> None:
+    packed = pickle.dumps(content, protocol)
+    assert same(interpret(memoryview(packed)), pickle.loads(packed))
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_arrays_in_any_order_of_axes_load(protocol: int) -> None:
+    whole = np.arange(24, dtype=np.int32).reshape(2, 3, 4)
+    for array in (np.asfortranarray(whole), whole.transpose(1, 0, 2), whole[:, ::2], whole[..., 0]):
+        packed = pickle.dumps([array, array], protocol)
+        first, second = interpret(memoryview(packed))
+        assert (first == array).all()
+        assert (second == array).all()
+        assert not first.flags.writeable
+
+
+def test_a_file_of_python_2_with_an_array_loads(tmp_path: Path) -> None:
+    (tmp_path / "old.pickle").write_bytes(PYTHON_2)
+    assert load_plain_pickle(tmp_path / "old.pickle")["data"].tolist() == [[97, 98], [99, 100]]
+    theirs = pickle.loads(PYTHON_2, encoding="latin1")
+    assert theirs["data"].tolist() == [[97, 98], [99, 100]]
+
+
+# --- what NumPy's own constructors would have done harm with ---
+
+DTYPE = b"cnumpy\ndtype\n(U\x02%sK\x00K\x01tR"
+ARRAY = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00tU\x01btR"
+
+
+@pytest.mark.parametrize(
+    ("attack", "why"),
+    [
+        # ndarray(shape, dtype, buffer, offset) with a negative offset reads out of bounds
+        (b"cnumpy\nndarray\n((K\x08tU\x02u1U\x08abcdefghJ\xf8\xff\xff\xfftR.", "call of numpy"),
+        # a dtype of objects makes `scalar` take raw bytes for an address
+        (b"cnumpy.core.multiarray\nscalar\n(" + DTYPE % b"O8" + b"U\x08abcdefghtR.", "an object"),
+        # the state of a dtype clears the flags that say so
+        (
+            DTYPE % b"O8" + b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb.",
+            "bare dtype",
+        ),
+        # a state given to a function replaces its code
+        (b"cnumpy.core.multiarray\n_reconstruct\n}U\x08__code__U\x01xsb.", "state of something"),
+        (b"c_codecs\nencode\n}U\x08__code__U\x01xsb.", "state of something"),
+        # an array whose state is larger or smaller than its bytes
+        (
+            ARRAY + b"(K\x01(K\x63t" + DTYPE % b"u1" + b"\x89U\x04abcdtb.",
+            "claims 99 bytes and has 4",
+        ),
+        (ARRAY + b"(K\x01(J\xff\xff\xff\xfft" + DTYPE % b"u1" + b"\x89U\x04abcdtb.", "impossible"),
+        (ARRAY + b"(K\x01(K\x01t" + DTYPE % b"O8" + b"\x89U\x08abcdefghtb.", "objects holds bytes"),
+        (ARRAY + b"(K\x01(K\x01t" + DTYPE % b"u1" + b"\x89]tb.", "size that it claims"),
+        (DTYPE % b"V8" + b".", "an array of 'V8'"),
+        # other ways to an object
+        (b"Pid\n.", "persistent id"),
+        (b"(ios\nsystem\n.", "instance of a class"),
+        (b"(cnumpy\ndtype\nU\x02u1o.", "instance of a class"),
+        (b"cnumpy\ndtype\n)\x81.", "instance of a class"),
+        (b"\x82\x01.", "extension"),
+        (b"\x97.", "buffer from elsewhere"),
+        (b"cnumpy\nndarray\n.", "bare name"),
+        (b"K\x01)R.", "call of what is no name"),
+    ],
+)
+def test_no_description_becomes_an_object(tmp_path: Path, attack: bytes, why: str) -> None:
+    (tmp_path / "hostile.pickle").write_bytes(attack)
+    with pytest.raises(FewgraftError, match=why):
+        load_plain_pickle(tmp_path / "hostile.pickle")
+
+
+def laughs(depth: int) -> bytes:
+    """A list of ten references to a list of ten references to ..."""
+    out = b"]q\x00"
+    for level in range(depth):
+        out += b"]q" + bytes([level + 1]) + b"(" + b"h" + bytes([level])
+        out += (b"h" + bytes([level])) * 9 + b"e"
+    return out + b"."
+
+
+@pytest.mark.parametrize(
+    ("bomb", "why"),
+    [
+        (laughs(12), "far too much"),
+        (b"]q\x00h\x00a.", "holds itself"),
+        (b"(" * 100_000 + b"t" * 100_000 + b".", "nests too deeply"),
+        (b"]" * 4_000_000 + b".", "more memory"),
+        (b"\x8e" + b"\xff" * 8 + b".", "ends too early"),
+        (b"I" + b"9" * 100_000 + b"\n.", "number that is too long"),
+        (b"\x8b\x00\x10\x00\x00" + b"\x01" * 4096 + b".", "number that is too long"),
+        (b"B\x00\x00\x20\x00" + bytes(2 << 20) + b"q\x001" + b"h\x00" * 10, "missing"),
+        (b"}" + b"((K\x01tK\x01u.", "bare tuple"),
+    ],
+)
+def test_a_bomb_is_refused_before_it_swells(tmp_path: Path, bomb: bytes, why: str) -> None:
+    (tmp_path / "bomb.pickle").write_bytes(bomb)
+    with pytest.raises(FewgraftError, match=why):
+        load_plain_pickle(tmp_path / "bomb.pickle")
+
+
+def test_shared_bytes_are_copied_once(tmp_path: Path) -> None:
+    """A hundred thousand references to a megabyte are one megabyte."""
+    packed = b"B\x00\x00\x10\x00" + bytes(1 << 20) + b"q\x000](" + b"h\x00" * 100_000 + b"e."
+    loaded = interpret(memoryview(packed))
+    assert len(loaded) == 100_000
+    assert all(item is loaded[0] for item in loaded)
+
+
+def test_a_little_fuzzing_finds_nothing(tmp_path: Path) -> None:
+    trial = Trial(tmp_path, scale=0, random=random.Random(0))
+    hostile_pickles(trial)
+    assert trial.tried == 2000
+    assert not trial.failures
+
+
+def test_the_fuzzer_knows_what_is_not_plain() -> None:
+    assert not not_plain({"a": [1, (b"x",)], "b": interpret(memoryview(PYTHON_2))})
+    assert not_plain([np.array([object()])])
+    assert not_plain({"a": os.system})
