@@ -149,7 +149,8 @@ CONTENTS = st.recursive(
 def same(ours: Any, theirs: Any) -> bool:
     if isinstance(theirs, np.ndarray | np.generic):
         ours, theirs = np.asarray(ours), np.asarray(theirs)
-        return ours.shape == theirs.shape and bool(np.array_equal(ours, theirs))
+        nan = theirs.dtype.kind == "f"
+        return ours.shape == theirs.shape and bool(np.array_equal(ours, theirs, equal_nan=nan))
     if isinstance(theirs, dict):
         return list(ours) == list(theirs) and all(same(ours[k], theirs[k]) for k in theirs)
     if isinstance(theirs, list | tuple):

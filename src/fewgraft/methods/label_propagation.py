@@ -9,7 +9,9 @@ not depend on the others.
 
 Small graphs are solved in closed form, many episodes at a time. A large pile is never a matrix of
 its square: neighbours are sought block by block, the matrix is sparse, and conjugate gradients do
-the rest.
+the rest. All of it is in double precision: with α near 1 the system is nearly singular, weak edges
+are small differences of large numbers, and rows that labels hardly reach are normalised afterwards.
+In single precision the scores would depend on the order of sums, which differs between processors.
 """
 
 from dataclasses import dataclass
@@ -41,11 +43,11 @@ class LabelPropagation(Method):
 
     def fit(self, task: Task) -> "Propagated | NovelWeights":
         """Labels of all vertices; without a pile there is nothing to propagate along."""
-        novel = prototypes(task.support, task.labels, task.ways)
         if task.unlabelled.shape[1] == 0:
-            return NovelWeights(novel, task.gamma)
-        base = normalize(task.weights, dim=-1).expand(len(task), -1, -1)
-        pile = normalize(task.unlabelled, dim=-1)
+            return NovelWeights(prototypes(task.support, task.labels, task.ways), task.gamma)
+        novel = prototypes(task.support.double(), task.labels, task.ways)
+        base = normalize(task.weights.double(), dim=-1).expand(len(task), -1, -1)
+        pile = normalize(task.unlabelled.double(), dim=-1)
         vertices = torch.cat([base, novel, pile], dim=1)  # [E, n, d]
         n_classes = base.shape[1] + task.ways
         labels = torch.eye(vertices.shape[1], n_classes, dtype=vertices.dtype)
@@ -64,14 +66,15 @@ class Propagated:
 
     def logits(self, queries: Queries) -> Tensor:
         """Log of the mean score of the nearest vertices."""
-        features = normalize(queries.features, dim=-1)
+        features = normalize(queries.features.double(), dim=-1)
         places, edges = nearest_vertices(
             features, self.vertices, self.how.neighbours, self.how.power
         )
         found = _gather(self.scores, places)  # [E, Q, k, C]
         total = edges.sum(-1, keepdim=True).clamp(min=torch.finfo(edges.dtype).tiny)
         mean = (edges[..., None] * found).sum(2) / total
-        return mean.clamp(min=torch.finfo(mean.dtype).tiny).log()
+        least = torch.finfo(queries.features.dtype).tiny
+        return mean.clamp(min=least).log().to(queries.features.dtype)
 
 
 def _gather(values: Tensor, places: Tensor) -> Tensor:
