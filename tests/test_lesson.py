@@ -1,6 +1,7 @@
 """Lessons over features: the same mathematics as the benchmark, in parts and with a record."""
 
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from torch.nn.functional import normalize
 
 from fewgraft.app import lesson as lessons
 from fewgraft.app.base import best_gamma, left_out_cosines
-from fewgraft.app.judging import choose_threshold, hold_back
+from fewgraft.app.judging import Answer, Judged, Trial, choose_threshold, count_of, hold_back
 from fewgraft.app.lesson import AS_MANY_AS, Known, Lesson, left_out_logits
 from fewgraft.methods.base import Task
 from fewgraft.methods.prototype_refinement import PrototypeRefinement
@@ -150,3 +151,44 @@ def test_gamma_is_the_likeliest() -> None:
     cosines = torch.rand(4000, 5, generator=generator)
     labels = torch.multinomial((12 * cosines).softmax(-1), 1, generator=generator)[:, 0]
     assert best_gamma(cosines, labels) == pytest.approx(12, rel=0.1)
+
+
+def answered(photos: int, before: int, after: int) -> Judged:
+    """So many photos, the first of them answered right."""
+    truth = ("right",) * photos
+    rights = [("right",) * right + ("wrong",) * (photos - right) for right in (before, after)]
+    return Judged((b"",) * photos, truth, rights[0], rights[1], torch.zeros(photos))
+
+
+@pytest.mark.parametrize("hundredths", [0, 1, 2, 7, 29, 57, 58, 100])
+def test_a_lesson_at_exactly_its_tolerance_is_accepted(hundredths: int) -> None:
+    """173/200 − 169/200 > 0.02 and 0.29 · 100 < 29 in floating point; photos are whole."""
+    tolerance = hundredths / 100
+    for photos in (1, 3, 50, 100, 200, 300, 699):
+        allowed = int(Fraction(hundredths, 100) * photos)
+        assert count_of(tolerance, photos) == allowed
+        for before in (photos, allowed + 1 if allowed < photos else photos):
+            kept = answered(photos, before, max(0, before - allowed))
+            assert not kept.loses_more_than(tolerance)
+            if before > allowed:
+                assert answered(photos, before, before - allowed - 1).loses_more_than(tolerance)
+
+
+def test_the_pile_is_judged_by_counts() -> None:
+    learnt = make().learnt()
+    left_out = answered(0, 0, 0)
+    for after, harmful in ((169, False), (168, True)):
+        one = Answer(learnt, answered(200, 173, after), left_out)
+        assert bool(Trial(one, one).harm(0.02)) is harmful
+
+
+@pytest.mark.parametrize(("tolerance", "held"), [(0.29, False), (0.28, True)])
+def test_new_classes_are_held_back_by_counts(tolerance: float, held: bool) -> None:
+    """Of 100 check photos 29 go to a new class that lies where they do."""
+    known = Known(("a", "b"), torch.eye(4)[:2], 10.0, torch.zeros(2), (1, 1))
+    support = normalize(torch.tensor([[1.0, 0.0, 1.0, 0.0]]), dim=-1)
+    none = np.empty((0, 4), np.float32)
+    learnt = Lesson(known, ("new",), support, torch.tensor([0]), none, HOW).learnt(with_pile=False)
+    check = torch.cat([support.repeat(29, 1), torch.eye(4)[1:2].repeat(71, 1)])
+    labels = torch.tensor([0] * 29 + [1] * 71)
+    assert (hold_back(learnt, check, labels, tolerance) < 0) is held

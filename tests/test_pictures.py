@@ -1,6 +1,7 @@
 """Every kind of picture file comes out right, or is refused with a reason."""
 
 import io
+import random
 import struct
 import zlib
 from pathlib import Path
@@ -10,8 +11,16 @@ import pytest
 from conftest import noise
 from PIL import Image
 
+from campaign.attack import Trial
+from campaign.pictures import mutated_pictures
+from fewgraft.data import pictures
+from fewgraft.data.picture_memory import decoded_bytes
 from fewgraft.data.pictures import PictureError, read_picture
 
+FAST: dict[str, dict[str, object]] = {
+    "WEBP": {"method": 0, "lossless": True},
+    "TIFF": {"compression": "tiff_deflate"},
+}
 RED, WHITE = (255, 0, 0), (255, 255, 255)
 
 
@@ -205,3 +214,81 @@ def test_a_crop_leaves_pixels_of_the_right_size_no_way_round_it() -> None:
     for crop in (0.0, -1.0, 1.5):
         with pytest.raises(ValueError, match="share of the picture"):
             read_picture(pixels, 16, 3, crop=crop)
+
+
+# --- large pictures, strip by strip ---
+
+
+def wide_picture(mode: str) -> Image.Image:
+    """A picture with structure in every mode; wider than high, and no multiple of a factor."""
+    pixels = noise(5, 61, 83, 3)
+    if mode == "F":
+        return Image.fromarray(pixels[..., 0].astype(np.float32) / 255)
+    if mode in ("I;16", "I"):
+        kind = np.uint16 if mode == "I;16" else np.int32
+        return Image.fromarray(pixels[..., 0].astype(kind) * 257)
+    image = Image.fromarray(pixels)
+    if mode == "RGBA":
+        image.putalpha(Image.fromarray(pixels[..., 1]))
+        return image
+    return image.convert(mode)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16", "I", "F"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_strips_give_what_the_whole_gives(
+    mode: str, channels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against the plain way: convert the whole, cut the square out, reduce, resize."""
+    kind = "TIFF" if mode in ("CMYK", "F", "I") else "PNG"
+    content = packed(wide_picture(mode), kind)
+    monkeypatch.setattr(pictures, "LARGE", 0)
+    monkeypatch.setattr(pictures, "STRIP", 700)
+    found = read_picture(content, 8, channels)
+    with Image.open(io.BytesIO(content)) as image:
+        whole = pictures._plain(image).convert("L" if channels == 1 else "RGB")
+    square = whole.crop((11, 0, 11 + 60, 60)).reduce(3)
+    wanted = np.asarray(square.resize((8, 8), Image.Resampling.BICUBIC)).reshape(8, 8, channels)
+    assert (found == wanted).all()
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_large_rotated_pictures_are_upright_too(
+    orientation: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    smooth = Image.fromarray(noise(6, 6, 6, 3)).resize((80, 64), Image.Resampling.BICUBIC)
+    content = packed(smooth, "PNG", exif=exif)
+    whole = read_picture(content, 8, 3)
+    monkeypatch.setattr(pictures, "LARGE", 0)
+    assert close(read_picture(content, 8, 3), whole, within=12)
+
+
+def test_what_would_take_too_much_memory_is_refused_by_its_header() -> None:
+    """Flat pictures are tiny files; what counts is what they take when decoded."""
+    for mode, kind in (("F", "TIFF"), ("RGBA", "PNG"), ("RGB", "WEBP")):
+        content = packed(Image.new(mode, (8900, 8900)), kind, **FAST.get(kind, {}))
+        with pytest.raises(PictureError, match="of memory"):
+            read_picture(content, 32, 3)
+
+
+def test_a_tile_that_is_larger_than_its_picture_counts() -> None:
+    content = packed(Image.new("L", (64, 64)), "TIFF", compression="tiff_deflate")
+    with Image.open(io.BytesIO(content)) as image:
+        before = decoded_bytes(image)
+        image.tag_v2[322], image.tag_v2[323] = 60_000, 60_000  # type: ignore[attr-defined]
+        assert decoded_bytes(image) > before + 3_000_000_000
+
+
+@pytest.mark.parametrize("shape", [(4, 4, 5), (4, 4, 2), (0, 4, 3), (4, 0), (4,), (1, 4, 4, 3)])
+def test_arrays_of_other_shapes_are_no_pictures(shape: tuple[int, ...]) -> None:
+    with pytest.raises(PictureError, match="not a picture"):
+        read_picture(np.zeros(shape, np.uint8), 8, 3)
+
+
+def test_a_little_mutation_finds_nothing(tmp_path: Path) -> None:
+    trial = Trial(tmp_path, scale=0, random=random.Random(0))
+    mutated_pictures(trial)
+    assert trial.tried == 500
+    assert not trial.failures

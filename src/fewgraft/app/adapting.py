@@ -50,7 +50,7 @@ def learn_adapted(
     outcome = learn(moved, new, pile, check, settings, Embedder(moved, keep=keep, tracker=tracker))
     if plain.check and outcome.check:
         judged = replace(outcome.check, before=plain.check.before)
-        if judged.accuracy_before - judged.accuracy_after > settings.tolerance:
+        if judged.loses_more_than(settings.tolerance):
             why = "the network was not adapted: old classes would lose more than the tolerance"
             return replace(plain, notes=(*plain.notes, why))
         outcome = replace(outcome, check=judged)

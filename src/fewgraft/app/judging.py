@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 
 import torch
 from torch import Tensor
@@ -12,7 +13,14 @@ from fewgraft.app.lesson import Known, Learnt, Lesson, left_out_logits
 from fewgraft.model import Unknown
 
 BIASES = [-0.25 * step for step in range(61)]  # logits by which new classes may be held back
-TINY = 1e-6
+
+
+def count_of(share: float, photos: int) -> int:
+    """How many photos a share is at most: the share is the decimal that someone typed.
+
+    Counts are compared, never shares: 173/200 − 169/200 > 0.02 in floating point.
+    """
+    return int(Decimal(str(share)) * photos)
 
 
 @dataclass(frozen=True)
@@ -26,20 +34,32 @@ class Judged:
     best_logit: Tensor  # [n] of the answers after
 
     @property
+    def right_before(self) -> int:
+        """How many were answered right."""
+        return _right(self.truth, self.before)
+
+    @property
+    def right_after(self) -> int:
+        """How many are answered right."""
+        return _right(self.truth, self.after)
+
+    @property
     def accuracy_before(self) -> float:
         """Share of right answers."""
-        return _share(self.truth, self.before)
+        return self.right_before / len(self.before) if self.before else float("nan")
 
     @property
     def accuracy_after(self) -> float:
         """Share of right answers."""
-        return _share(self.truth, self.after)
+        return self.right_after / len(self.after) if self.after else float("nan")
+
+    def loses_more_than(self, tolerance: float) -> bool:
+        """Whether more photos are lost than this share of them."""
+        return self.right_before - self.right_after > count_of(tolerance, len(self.photos))
 
 
-def _share(truth: Sequence[str], answers: Sequence[str]) -> float:
-    if not answers:
-        return float("nan")
-    return sum(a == b for a, b in zip(truth, answers, strict=True)) / len(answers)
+def _right(truth: Sequence[str], answers: Sequence[str]) -> int:
+    return sum(a == b for a, b in zip(truth, answers, strict=True)) if answers else 0
 
 
 @dataclass(frozen=True)
@@ -69,13 +89,13 @@ class Trial:
     def harm(self, tolerance: float) -> str:
         """Why the pile should not be used, in plain words; empty if nothing speaks against it."""
         gained, plain = self.with_pile.left_out, self.without_pile.left_out
-        if gained.after and gained.accuracy_after < plain.accuracy_after:
+        if gained.after and gained.right_after < plain.right_after:
             return (
                 "with the pile, fewer of the new photos were recognised when left out "
                 f"({gained.accuracy_after:.0%} against {plain.accuracy_after:.0%} without it)"
             )
         check = self.with_pile.check
-        if check and check.accuracy_before - check.accuracy_after > tolerance:
+        if check and check.loses_more_than(tolerance):
             return (
                 f"with the pile, the old classes fell from {check.accuracy_before:.1%} to "
                 f"{check.accuracy_after:.1%} on the check photos, more than the tolerance of "
@@ -119,10 +139,10 @@ def hold_back(learnt: Learnt, features: Tensor, labels: Tensor, tolerance: float
     if not len(features) or not learnt.is_new.any():
         return 0.0
     logits = learnt.known.logits(features)
-    before = logits[:, ~learnt.is_new].argmax(-1) == labels
+    before = (logits[:, ~learnt.is_new].argmax(-1) == labels).sum().item()
     for bias in BIASES:
-        after = (logits + bias * learnt.is_new).argmax(-1) == labels
-        if (before.float().mean() - after.float().mean()).item() <= tolerance + TINY:
+        after = ((logits + bias * learnt.is_new).argmax(-1) == labels).sum().item()
+        if before - after <= count_of(tolerance, len(features)):
             return bias
     return 0.0
 
@@ -164,6 +184,7 @@ def unknown_below(before: Unknown | None, answer: Answer, false_rejects: float) 
 def choose_threshold(best_logits: Tensor, false_rejects: float, what: str) -> Unknown:
     """The largest threshold that rejects at most this share of pictures of known classes."""
     ordered = best_logits.sort().values
-    threshold = ordered[int(false_rejects * len(ordered))].item()
-    share = (best_logits < threshold).float().mean().item()
+    rejected = min(count_of(false_rejects, len(ordered)), len(ordered) - 1)
+    threshold = ordered[rejected].item()
+    share = (best_logits < threshold).double().mean().item()
     return Unknown(threshold=threshold, false_rejects=share, pictures=len(ordered), chosen_on=what)

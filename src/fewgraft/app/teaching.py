@@ -164,7 +164,7 @@ def _notes(examples: Labelled, answer: Answer, settings: LearnSettings) -> tuple
             "leaving them out; a second photo would change that"
         )
     check = answer.check
-    if check and check.accuracy_before - check.accuracy_after > settings.tolerance:
+    if check and check.loses_more_than(settings.tolerance):
         notes.append(
             f"the old classes lose {check.accuracy_before - check.accuracy_after:.1%} on the check "
             "photos even so: some of the new classes look like old ones"

@@ -2,6 +2,9 @@
 
 Real folders hold grey, palette, transparent, CMYK, 16-bit and rotated pictures, and broken ones.
 Whatever goes wrong is a `PictureError` with a reason a person understands.
+
+A picture is refused before it is decoded if that would take more than `MAX_BYTES`. A large one is
+brought near its final size strip by strip, so that conversions never see the whole of it.
 """
 
 import contextlib
@@ -14,12 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from fewgraft.data.picture_memory import coefficient_bytes, decoded_bytes
+
 Pixels = NDArray[np.uint8]
 
 # Pillow would hand EPS to Ghostscript and open a dozen formats nobody photographs in: name the safe
 # ones, less those that this build of Pillow was made without.
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "JPEG2000", "AVIF")
-MAX_PIXELS = 80_000_000  # larger than any camera's; decoded, that is already 240 MB
+MAX_PIXELS = 80_000_000
+MAX_BYTES = 260_000_000  # of memory for one picture, its file included
+LARGE = 8_000_000  # pixels; what is larger is brought down strip by strip
+STRIP = 1_000_000  # pixels that are converted at a time
+ORIENTATION = 0x0112  # tag of EXIF
 
 
 class PictureError(Exception):
@@ -36,13 +45,16 @@ def read_picture(
     """
     if isinstance(content, np.ndarray):
         return from_array(content, size, channels, crop)
-    with _reasons(content):
-        return _fit(_upright(content, _side(size, crop)), size, channels, crop)
+    with _reasons(content), _opened(content, _side(size, crop)) as image:
+        image.load()
+        if image.width * image.height > LARGE:
+            return _fit(_brought_down(image, _side(size, crop), channels), size, channels, crop)
+        return _fit(_plain(ImageOps.exif_transpose(image)), size, channels, crop)
 
 
 def check_picture(path: Path) -> None:
     """Refuse by its header alone, at little cost, what is no picture or far too large a one."""
-    with _reasons(path), _opened(path):
+    with _reasons(path), _opened(path, 1):
         pass
 
 
@@ -57,6 +69,8 @@ def _reasons(content: Path | bytes) -> Iterator[None]:
         raise PictureError(_why_unidentified(content)) from None
     except Image.DecompressionBombError:
         raise PictureError(f"more than {MAX_PIXELS:,} pixels") from None
+    except MemoryError:
+        raise PictureError("it needs more memory than there is") from None
     except OSError as error:
         raise PictureError(_first_line(error) or "cannot be read") from None
     except Exception as error:  # decoders of damaged files raise nearly anything
@@ -65,32 +79,51 @@ def _reasons(content: Path | bytes) -> Iterator[None]:
 
 def from_array(pixels: Pixels, size: int, channels: int, crop: float = 1.0) -> Pixels:
     """Pixels that are decoded already, brought to uint8 [size, size, channels]."""
-    if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3):
+    deep = pixels.ndim == 3 and pixels.shape[2] not in (1, 3, 4)
+    if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or deep or not pixels.size:
         raise PictureError(f"not a picture: {pixels.dtype} of shape {pixels.shape}")
     if pixels.shape == (size, size, channels) and crop == 1:
         return pixels
     if pixels.ndim == 3 and pixels.shape[2] == 1:
         pixels = pixels[:, :, 0]
-    return _fit(Image.fromarray(pixels), size, channels, crop)
-
-
-def _upright(content: Path | bytes, size: int) -> Image.Image:
-    """Open, decode and turn upright."""
-    with _opened(content) as image:
-        if image.format == "JPEG":  # decode large photographs at a half, quarter or eighth
-            image.draft(None, (2 * size, 2 * size))
-        image.load()
-        return ImageOps.exif_transpose(image)
+    return _fit(_plain(Image.fromarray(pixels)), size, channels, crop)
 
 
 @contextlib.contextmanager
-def _opened(content: Path | bytes) -> Iterator[Image.Image]:
+def _opened(content: Path | bytes, side: int) -> Iterator[Image.Image]:
     """A picture whose pixels are not decoded yet; one that is too large is refused before."""
     stream = io.BytesIO(content) if isinstance(content, bytes) else content
     with Image.open(stream, formats=_known_formats()) as image:
         if image.width * image.height > MAX_PIXELS:
             raise PictureError(f"{image.width}×{image.height}: more than {MAX_PIXELS:,} pixels")
+        needed = coefficient_bytes(image) + (len(content) if isinstance(content, bytes) else 0)
+        if image.format in ("JPEG", "MPO"):  # at a half, a quarter or an eighth
+            image.draft(None, (2 * side, 2 * side))
+        needed += decoded_bytes(image)
+        if needed > MAX_BYTES:
+            raise PictureError(
+                f"{image.width}×{image.height} {image.mode} {image.format}: decoding it takes "
+                f"{needed // 1_000_000} MB of memory, more than {MAX_BYTES // 1_000_000}"
+            )
         yield image
+
+
+def _brought_down(image: Image.Image, side: int, channels: int) -> Image.Image:
+    """The middle square of a large picture, plain and upright, at no less than twice `side`."""
+    square = min(image.size)
+    factor = max(1, square // (2 * side))
+    square -= square % factor
+    left, top = (image.width - square) // 2, (image.height - square) // 2
+    small = Image.new("L" if channels == 1 else "RGB", (square // factor, square // factor))
+    rows = max(1, STRIP // (square * factor)) * factor
+    brightest = _brightest(image)
+    for row in range(0, square, rows):
+        bottom = min(row + rows, square)
+        strip = image.crop((left, top + row, left + square, top + bottom))
+        plain = _plain(strip, brightest).convert(small.mode)
+        small.paste(plain.reduce(factor), (0, row // factor))
+    small.getexif()[ORIENTATION] = image.getexif().get(ORIENTATION, 1)
+    return ImageOps.exif_transpose(small)
 
 
 @cache
@@ -107,9 +140,8 @@ def _side(size: int, crop: float) -> int:
 
 
 def _fit(image: Image.Image, size: int, channels: int, crop: float) -> Pixels:
-    """Resize the shorter side to size / crop and cut the middle square out."""
-    mode = "L" if channels == 1 else "RGB"
-    image = _plain(image).convert(mode)
+    """A plain picture: resize the shorter side to size / crop and cut the middle square out."""
+    image = image.convert("L" if channels == 1 else "RGB")
     side = _side(size, crop)
     if image.size != (side, side):
         image = ImageOps.fit(image, (side, side), Image.Resampling.BICUBIC)
@@ -119,12 +151,15 @@ def _fit(image: Image.Image, size: int, channels: int, crop: float) -> Pixels:
     return np.asarray(image, dtype=np.uint8).reshape(size, size, channels)
 
 
-def _plain(image: Image.Image) -> Image.Image:
-    """8 bits a channel and no transparency: what `convert` alone would get wrong."""
-    if image.mode.startswith("I"):
-        return _from_wide_integers(np.asarray(image).astype(np.int64), image.mode)
-    if image.mode == "F":
-        return _from_floats(np.asarray(image, dtype=np.float64))
+def _plain(image: Image.Image, brightest: float | None = None) -> Image.Image:
+    """8 bits a channel and no transparency: what `convert` alone would get wrong.
+
+    `brightest` is the largest value of the whole picture where `image` is a strip of it.
+    """
+    if _is_wide(image):
+        brightest = _brightest(image) if brightest is None else brightest
+        narrow = _from_floats if image.mode == "F" else _from_integers
+        return Image.fromarray(narrow(image, brightest))
     if image.has_transparency_data:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")
@@ -132,22 +167,40 @@ def _plain(image: Image.Image) -> Image.Image:
     return image
 
 
-def _from_wide_integers(values: NDArray[np.int64], mode: str) -> Image.Image:
+def _is_wide(image: Image.Image) -> bool:
+    """More than 8 bits a channel."""
+    return image.mode == "F" or image.mode.startswith("I")
+
+
+def _brightest(image: Image.Image) -> float:
+    """The largest value of a wide picture, strip by strip; how it is scaled depends on it."""
+    if not _is_wide(image):
+        return 255.0
+    rows = max(1, STRIP // image.width)
+    strips = (
+        image.crop((0, row, image.width, min(row + rows, image.height)))
+        for row in range(0, image.height, rows)
+    )
+    return max((float(np.nan_to_num(np.asarray(strip)).max()) for strip in strips), default=0.0)
+
+
+def _from_integers(image: Image.Image, brightest: float) -> Pixels:
     """16-bit values keep their high byte; `convert` would clip everything above 255 to white.
 
     Mode "I" is 32 bits wide and does not say how many of them are in use.
     """
-    if mode.startswith("I;16") or values.max(initial=0) > 255:
+    values = np.asarray(image).astype(np.int64)
+    if image.mode.startswith("I;16") or brightest > 255:
         values = values >> 8
-    return Image.fromarray(np.clip(values, 0, 255).astype(np.uint8))
+    return np.clip(values, 0, 255).astype(np.uint8)
 
 
-def _from_floats(values: NDArray[np.float64]) -> Image.Image:
+def _from_floats(image: Image.Image, brightest: float) -> Pixels:
     """Floating-point pictures run from 0 to 1 or from 0 to 255."""
-    values = np.nan_to_num(values)
-    if values.max(initial=0) <= 1:
+    values = np.nan_to_num(np.asarray(image, dtype=np.float64))
+    if brightest <= 1:
         values = values * 255
-    return Image.fromarray(np.clip(values.round(), 0, 255).astype(np.uint8))
+    return np.clip(values.round(), 0, 255).astype(np.uint8)
 
 
 def _why_unidentified(content: Path | bytes) -> str:

@@ -1,0 +1,150 @@
+"""Hostile pictures: damaged ones of every format, and small files that swell when decoded."""
+
+import io
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from campaign.attack import Attack, Trial
+from campaign.pickles import mutated
+
+BATCH = 500
+MOST = 300_000_000  # bytes above the baseline for any one picture
+
+# Decodes the picture on standard input and tells how far the memory rose above the baseline.
+CHILD = """
+import io, json, sys, warnings
+from PIL import Image
+from fewgraft.data.pictures import PictureError, read_picture
+warnings.simplefilter("ignore")
+def status(key):
+    lines = open("/proc/self/status").read().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith(key)).split()[1])
+first = io.BytesIO()
+Image.new("RGB", (64, 64)).save(first, "PNG")
+read_picture(first.getvalue(), 224, 3)
+content = sys.stdin.buffer.read()
+open("/proc/self/clear_refs", "w").write("5")
+before = status("VmRSS") - len(content)
+try:
+    said = str(read_picture(content, 224, 3).shape)
+except PictureError as error:
+    said = f"refused: {error}"
+print(json.dumps([status("VmHWM") - before, said]))
+"""
+
+
+def small_pictures() -> list[bytes]:
+    """Valid pictures of every format and mode, a few kilobytes each."""
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 30, 3), dtype=np.uint8)
+    whole = Image.fromarray(pixels)
+    return [_saved(whole, mode, kind) for kind, mode, _ in _kinds()]
+
+
+def _kinds() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """(format, mode, options) of all that Pillow writes and we read."""
+    modes = {
+        "PNG": ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"),
+        "TIFF": ("1", "L", "P", "RGB", "RGBA", "CMYK", "LAB", "I;16", "I", "F"),
+        "JPEG": ("L", "RGB", "CMYK"),
+        "GIF": ("P",),
+        "BMP": ("1", "L", "P", "RGB"),
+        "WEBP": ("RGB", "RGBA"),
+        "PPM": ("1", "L", "RGB", "I;16"),
+        "JPEG2000": ("L", "RGB", "RGBA"),
+        "AVIF": ("RGB", "RGBA"),
+    }
+    for kind, own in modes.items():
+        for mode in own:
+            yield kind, mode, {}
+    yield "JPEG", "RGB", {"progressive": True, "subsampling": 0}
+    yield "TIFF", "RGB", {"compression": "tiff_deflate", "strip_size": 1 << 30}
+    yield "TIFF", "F", {"compression": "tiff_deflate"}
+    yield "WEBP", "RGB", {"lossless": True}
+
+
+def _saved(image: Image.Image, mode: str, kind: str, **options: Any) -> bytes:
+    stream = io.BytesIO()
+    if mode.startswith("I;16"):
+        values = np.asarray(image.convert("L")).astype(np.uint16) * 257
+        image = Image.fromarray(values)
+    else:
+        image = image.convert("RGB" if mode == "LAB" else mode)
+    Image.init()
+    if kind in Image.SAVE:
+        image.save(stream, kind, **options)
+    return stream.getvalue()
+
+
+def read_all(files: list[bytes]) -> list[str]:
+    """In the child: what went wrong with each picture, or nothing."""
+    import warnings
+
+    from fewgraft.data.pictures import PictureError, read_picture
+
+    warnings.simplefilter("ignore")
+    found = []
+    for content in files:
+        try:
+            pixels = read_picture(content, 32, 3)
+            found.append("" if pixels.shape == (32, 32, 3) else f"it came out as {pixels.shape}")
+        except PictureError as error:
+            found.append("" if str(error) else "a refusal without a reason")
+        except BaseException as error:
+            found.append(f"{type(error).__name__}: {error}")
+    return found
+
+
+def mutated_pictures(trial: Trial) -> None:
+    """Thousands of damaged pictures; none may raise anything but a reason, or end the process."""
+    valid = [content for content in small_pictures() if content]
+    context = get_context("spawn")
+    pool = ProcessPoolExecutor(1, context)
+    for _ in trial.rounds(100, f"pictures, {BATCH} at a time"):
+        files = [_damaged(valid, trial.random) for _ in range(BATCH)]
+        try:
+            problems = pool.submit(read_all, files).result(timeout=300)
+        except BrokenProcessPool:
+            pool = ProcessPoolExecutor(1, context)
+            problems = ["the process died on one of these"] * BATCH
+        for content, problem in zip(files, problems, strict=True):
+            trial.check(not problem, f"{problem}: {content[:100]!r}")
+    pool.shutdown()
+
+
+def _damaged(valid: list[bytes], chance: random.Random) -> bytes:
+    return mutated(chance.choice(valid), chance.choice(valid), chance)
+
+
+def swelling_pictures(trial: Trial) -> None:
+    """Flat pictures of many sizes: a few kilobytes each, up to gigabytes of pixels."""
+    kinds = list(_kinds())
+    highest = 0
+    for number in trial.rounds(3 * len(kinds), "swelling pictures"):
+        kind, mode, options = kinds[number % len(kinds)]
+        side = (3900, 8000, 8900)[number // len(kinds) % 3]
+        content = _saved(Image.new("RGB", (side, side), (90, 60, 30)), mode, kind, **options)
+        if not content:  # this build of Pillow does not write it
+            continue
+        command = [sys.executable, "-P", "-c", CHILD]
+        done = subprocess.run(command, input=content, capture_output=True, check=False)
+        rose, said = json.loads(done.stdout) if done.returncode == 0 else (MOST + 1, "it died")
+        highest = max(highest, rose)
+        what = f"{side}×{side} {mode} {kind} {options}, {len(content)} bytes: {said}"
+        trial.check(rose <= MOST, f"{rose / 1e6:.0f} MB for {what}")
+    trial.notes.append(f"at most {highest / 1e6:.0f} MB above the baseline")
+
+
+ATTACKS = (
+    Attack("mutated pictures", "pixels or a reason, never an exception", mutated_pictures),
+    Attack("swelling pictures", "at most 300 MB for any one picture", swelling_pictures),
+)
