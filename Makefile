@@ -28,6 +28,9 @@ test: $(READY) lint  ## lint, then the default tests, one process a core with on
 slow: $(READY)  ## the minutes-long tests
 	@$(BIN)/python -m pytest -m slow
 
+portable: $(READY)  ## the numerical tests on other instruction sets, with 1 and 2 threads
+	@$(BIN)/python tools/portable.py
+
 campaign: $(READY)  ## an hour of attacks; its table goes into docs/reliability.md
 	@$(BIN)/python -m campaign --write docs/reliability.md
 

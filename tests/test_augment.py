@@ -8,6 +8,8 @@ from pydantic import ValidationError
 
 from fewgraft.augment import Augmentation, augment, stronger
 
+pytestmark = pytest.mark.numerical
+
 PIXELS = torch.from_numpy(noise(0, 40, 12, 10, 3))
 
 

@@ -9,6 +9,8 @@ from fewgraft.backbones.layers import DropBlock
 from fewgraft.backbones.resnet12 import Block
 from fewgraft.errors import FewgraftError
 
+pytestmark = pytest.mark.numerical
+
 # Millions of parameters with three input channels: 12.42 (Res12), 11.17 (ResNet-18), 36.47
 # (WRN-28-10) and 6.95 (DenseNet-121, no classifier) are the published sizes.
 PARAMETERS = {

@@ -13,6 +13,8 @@ from fewgraft.methods.bd_cspn import BiasDiminishing, Directions
 from fewgraft.methods.nearest_prototype import NearestPrototype
 from fewgraft.prototypes import cosine_logits, prototypes
 
+pytestmark = pytest.mark.numerical
+
 EPISODES, WAYS, WIDTH = 3, 4, 6
 
 

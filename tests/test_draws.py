@@ -4,10 +4,13 @@ import hashlib
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fewgraft.draws import KeyStream, smallest
+
+pytestmark = pytest.mark.numerical
 
 
 @given(seed=st.integers(0, 2**64 - 1), stream=st.integers(0, 2**32), data=st.data())

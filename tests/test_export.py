@@ -23,6 +23,8 @@ from fewgraft.extras import extra
 from fewgraft.model import CosineModel, ModelCard, Unknown, embed_all, new_model
 from fewgraft.prototypes import cosine_logits
 
+pytestmark = pytest.mark.numerical
+
 
 def session(path: Path) -> Any:
     runtime = extra("onnxruntime", "onnx")

@@ -14,6 +14,8 @@ from fewgraft.errors import FewgraftError
 from fewgraft.extras import extra
 from fewgraft.heads import read_head, read_names
 
+pytestmark = pytest.mark.numerical
+
 NAMES = ("ant", "bee", "cat and dog")
 WEIGHTS = torch.arange(12.0).view(3, 4) + 1
 

@@ -17,6 +17,8 @@ from fewgraft.methods.base import Task
 from fewgraft.methods.prototype_refinement import PrototypeRefinement
 from fewgraft.prototypes import Refinement, cosine_logits
 
+pytestmark = pytest.mark.numerical
+
 D, K = 16, 6
 HOW = Refinement(steps=4, alpha=0.5, temperature=1.5)
 

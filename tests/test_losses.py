@@ -10,6 +10,8 @@ from torch.autograd import gradcheck
 
 from fewgraft.methods.losses import distillation, nt_xent
 
+pytestmark = pytest.mark.numerical
+
 
 def pair(seed: int = 0, size: int = 5, width: int = 7) -> tuple[Tensor, Tensor]:
     rng = torch.Generator().manual_seed(seed)

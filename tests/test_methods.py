@@ -24,6 +24,8 @@ from fewgraft.model import CosineModel, new_model
 from fewgraft.network import Network
 from fewgraft.prototypes import cosine_logits
 
+pytestmark = pytest.mark.numerical
+
 EPISODES, WAYS, BASE, QUERIES = 4, 3, 4, 9
 CLASSES, PICTURES = 8, 30  # the first BASE classes are the base classes
 

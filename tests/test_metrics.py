@@ -22,6 +22,8 @@ from fewgraft.metrics import (
     summarise,
 )
 
+pytestmark = pytest.mark.numerical
+
 
 def plain_scores(logits: Tensor, labels: Tensor, n_base: int) -> dict[str, list[float]]:
     """Count right answers one query at a time."""

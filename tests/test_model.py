@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from fewgraft.errors import FewgraftError
 from fewgraft.model import CosineModel, ModelCard, embed_all, load_model, new_model, save_model
 
+pytestmark = pytest.mark.numerical
+
 CLASSES = ("apple", "bear", "bee")
 
 

@@ -17,6 +17,8 @@ from fewgraft.prototypes import (
     without_columns,
 )
 
+pytestmark = pytest.mark.numerical
+
 
 def made(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

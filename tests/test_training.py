@@ -47,6 +47,8 @@ from fewgraft.training.recipe import (
 from fewgraft.training.report import draw_curves, summary
 from fewgraft.training.run import train
 
+pytestmark = pytest.mark.numerical
+
 RECIPE = """
 name = "small"
 data = "colours"

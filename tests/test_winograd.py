@@ -6,6 +6,8 @@ from torch.nn.functional import conv2d
 
 from fewgraft.backbones.winograd import Conv3x3, convolve
 
+pytestmark = pytest.mark.numerical
+
 
 def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=dtype)
