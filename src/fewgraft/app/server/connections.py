@@ -48,7 +48,7 @@ class Door:
         return True
 
     def _drop_one(self, crowd: "set[Connection]") -> bool:
-        waiting = [one for one in crowd if one.phase() != "work"]
+        waiting = [one for one in crowd if one.phase() != "work" or one.hurries()]
         if not waiting:
             return False
         slowest = min(waiting, key=lambda one: one.worth())
@@ -108,6 +108,10 @@ class Connection(H11Protocol):
         if open_:
             return "work"
         return "head" if self.conn.trailing_data[0] else "idle"
+
+    def hurries(self) -> bool:
+        """Whether the next request is here before this one is answered."""
+        return self.conn.their_state is h11.DONE and bool(self.conn.trailing_data[0])
 
     def worth(self) -> float:
         """The least goes first: who has waited longest; then, of those that upload, the slowest."""
