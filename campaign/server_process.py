@@ -156,9 +156,7 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(
-    folder: Path, *options: str, before: Sequence[str] = (), **env: str
-) -> Iterator[Served]:
+def served(folder: Path, *options: str, before: Sequence[str] = (), **env: str) -> Iterator[Served]:
     """A server for the length of a block."""
     server = Served(folder, *options, before=before, **env)
     try:

@@ -213,20 +213,19 @@ class _Sink:
     def _take_head(self, size: int) -> None:
         self._head += size
         if self._head > self._limits.part_head:
-            raise RequestError("the headers of a part of the form are too long", status=413)
+            raise RequestError("the headers of a part of the form are too long", status=400)
 
     def _header_end(self) -> None:
         self._headers += 1
         if self._headers > self._limits.part_headers:
-            raise RequestError("a part of the form has too many headers", status=413)
+            raise RequestError("a part of the form has too many headers", status=400)
         if self._header.lower() == b"content-disposition":
             _, options = parse_options_header(self._value)
             self._field = options.get(b"name", b"").decode("utf-8", "replace")
             self._name = options.get(b"filename", b"").decode("utf-8", "replace")
             if len(self._field) > self._limits.field_name:
-                raise RequestError(
-                    f"the name of the field '{shown_name(self._field)}' is too long", status=413
-                )
+                name = shown_name(self._field)
+                raise RequestError(f"the name of the field '{name}' is too long")
         self._header, self._value = b"", b""
 
     def _headers_finished(self) -> None:
@@ -243,7 +242,7 @@ class _Sink:
         self._size += end - start
         if self._file is None:
             if self._size > self._limits.text:
-                raise RequestError(f"the field '{shown_name(self._field)}' is too long", status=413)
+                raise RequestError(f"the field '{shown_name(self._field)}' is too long")
             self._text += data[start:end]
             return
         if self._size > self._limits.file and not is_zip(self._name):
