@@ -16,6 +16,7 @@ from fewgraft.app.server.refusals import Limits
 Phase = Literal["idle", "head", "body", "work", "answer", "linger"]
 BACKLOG = 128  # connections that the system holds until they are accepted
 OTHER_FILES = 64  # that the server has open besides
+READ = 32_768  # bytes at a time; asyncio's 256 KB add up where hundreds upload
 SECOND = 1.0
 
 
@@ -75,6 +76,7 @@ class Connection(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         """Come in, or be told that the house is full."""
         super().connection_made(transport)
+        transport.max_size = READ
         self.address = self.client[0] if self.client else ""
         if self.door.enter(self):
             self.loop.call_later(SECOND, self._look)

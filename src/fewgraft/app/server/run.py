@@ -11,6 +11,7 @@ from fewgraft.app.server.api import create_app
 from fewgraft.app.server.connections import BACKLOG, protocol
 from fewgraft.app.server.guard import is_local
 from fewgraft.app.server.log import sparing_log
+from fewgraft.app.server.memory import give_back_memory
 from fewgraft.app.server.refusals import Limits
 from fewgraft.app.server.versions import Versions, default_folder
 from fewgraft.errors import FewgraftError
@@ -33,6 +34,7 @@ def run(
             "Give --token or set FEWGRAFT_TOKEN to a long secret, or stay with 127.0.0.1.",
         )
     limits = Limits()
+    give_back_memory()
     with sparing_log(), contextlib.closing(_listen(host, port)) as listening:
         versions = Versions(classifier, folder or default_folder(classifier), limits)
         app = create_app(versions, token or None, limits)
@@ -44,6 +46,7 @@ def run(
         tell(f"versions are kept in {versions.folder}; stop with Ctrl-C")
         config = uvicorn.Config(
             app,
+            loop="asyncio",
             http=protocol(limits),
             ws="none",
             backlog=BACKLOG,
