@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from fewgraft.app.server.api import create_app
 from fewgraft.app.server.connections import BACKLOG, protocol
@@ -44,22 +45,26 @@ def run(
         classes = len(serving.embed.model.card.classes)
         tell(f"{classifier} ({serving.name}, {classes} classes) is at {address}")
         tell(f"versions are kept in {versions.folder}; stop with Ctrl-C")
-        config = uvicorn.Config(
-            app,
-            loop="asyncio",
-            http=protocol(limits),
-            ws="none",
-            backlog=BACKLOG,
-            timeout_keep_alive=limits.idle,
-            timeout_graceful_shutdown=PATIENCE,
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-        )
         with contextlib.suppress(KeyboardInterrupt):
-            uvicorn.Server(config).run(sockets=[listening])
+            uvicorn.Server(configured(app, limits)).run(sockets=[listening])
+
+
+def configured(app: ASGIApp, limits: Limits) -> uvicorn.Config:
+    """How uvicorn runs it: connections are ours, and nothing is logged but warnings."""
+    return uvicorn.Config(
+        app,
+        loop="asyncio",
+        http=protocol(limits),
+        ws="none",
+        backlog=BACKLOG,
+        timeout_keep_alive=limits.idle,
+        timeout_graceful_shutdown=PATIENCE,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+    )
 
 
 def _listen(host: str, port: int) -> socket.socket:
