@@ -30,6 +30,7 @@ AHEAD = 4 * BATCH  # pictures that may wait, decoded, for the network
 IN_MEMORY = 64 << 20  # bytes of features; more lie in a file that the system pages in and out
 
 Tracker = Callable[[Iterable[int], str, int], Iterable[int]]
+Reader = Callable[[bytes | Pixels, int, int, float], Pixels]  # as `read_picture`
 
 
 def track_photos(items: Iterable[int], what: str, total: int) -> Iterable[int]:
@@ -81,9 +82,11 @@ class Embedder:
         cache: Path | None = None,
         tracker: Tracker = track_photos,
         decoders: Executor | None = None,  # shared with others; None: a thread per core
+        read: Reader = read_picture,
     ) -> None:
         self.model = model.eval()
         self._decoders = decoders
+        self._read = read
         self._tracker = tracker
         folder = (cache or cache_root()) / backbone_key(model) if keep else None
         self._cache = FeatureCache(folder, model.card.width)
@@ -139,7 +142,7 @@ class Embedder:
             key = content_key(content if isinstance(content, bytes) else _named(content))
             if key in self._cache:
                 return _Decoded(key, None)
-            return _Decoded(key, read_picture(content, card.size, card.channels, card.crop))
+            return _Decoded(key, self._read(content, card.size, card.channels, card.crop))
         except PictureError as error:
             return str(error)
         except OSError as error:

@@ -4,13 +4,13 @@ import base64
 import csv
 import io
 from collections import defaultdict
-from concurrent.futures import Executor
 from pathlib import Path
 
 from PIL import Image
 from pydantic import BaseModel
 
-from fewgraft.data.pictures import PictureError, read_picture
+from fewgraft.app.server.decoding import Decoders
+from fewgraft.data.pictures import PictureError
 
 SIDE = 96  # pixels
 EACH = 24  # of one class
@@ -26,7 +26,7 @@ class Helper(BaseModel):
     picture: str  # a data: address
 
 
-def helpers(folder: Path, decoders: Executor) -> list[Helper]:
+def helpers(folder: Path, decoders: Decoders) -> list[Helper]:
     """Those of a finished lesson, class by class, the weightiest first."""
     by_class: dict[str, list[dict[str, str]]] = defaultdict(list)
     with (folder / "learnt" / "pile.csv").open(newline="", encoding="utf-8") as file:
@@ -41,18 +41,18 @@ def helpers(folder: Path, decoders: Executor) -> list[Helper]:
     return shown[:MOST]
 
 
-def _helper(row: dict[str, str], folder: Path, decoders: Executor) -> Helper:
+def _helper(row: dict[str, str], folder: Path, decoders: Decoders) -> Helper:
     return Helper(
         photo=Path(row["photo"]).name.partition("-")[2],
         helped=row["helped"],
         weight=float(row["weight"]),
-        picture=decoders.submit(_thumbnail, folder / row["photo"]).result(),
+        picture=decoders.pool.submit(_thumbnail, folder / row["photo"], decoders).result(),
     )
 
 
-def _thumbnail(path: Path) -> str:
+def _thumbnail(path: Path, decoders: Decoders) -> str:
     try:
-        pixels = read_picture(path, SIDE, 3)
+        pixels = decoders.read(path, SIDE, 3)
     except PictureError:
         return ""
     packed = io.BytesIO()

@@ -41,7 +41,9 @@ class Limits:
     few: int = 50  # parts of a form that any request may have
     large: int = 8  # requests of more parts than that, at a time
     lessons: int = 20  # that wait or are being sent
-    decodes: int = 2  # pictures, at a time
+    decodes: int = 2  # pictures, at a time; of those with more pixels than these, one
+    light: int = 4_000_000
+    light_jpeg: int = 16_000_000
     turn: int = 16  # photos of a request, before another request has its turn
 
     # Seconds.

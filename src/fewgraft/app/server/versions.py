@@ -16,7 +16,6 @@ import re
 import shutil
 import threading
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from pydantic import BaseModel
 
 from fewgraft.app.embedding import Embedder
 from fewgraft.app.saving import open_classifier
+from fewgraft.app.server.decoding import Decoders
 from fewgraft.app.server.refusals import Limits, RequestError
 from fewgraft.errors import FewgraftError, reading
 from fewgraft.files import write_atomically
@@ -69,8 +69,7 @@ class Versions:
         self.folder = folder.resolve()
         self._original = _absolute(classifier)
         self._lock = threading.Lock()
-        # One for all versions and requests: what decoding takes of the memory is bounded by it.
-        self.decoders = ThreadPoolExecutor((limits or Limits()).decodes, "decode")
+        self.decoders = Decoders(limits or Limits())  # one for all versions and requests
         busy = f"{self.folder} is served already"
         # One server per folder: two would not know of each other's steps.
         self._owner = take_lock(
@@ -88,7 +87,7 @@ class Versions:
     def close(self) -> None:
         """Let another server have the folder."""
         self._owner.release()
-        self.decoders.shutdown(cancel_futures=True)
+        self.decoders.close()
 
     def pending(self, name: str) -> Path:
         """A new folder for a lesson in work."""
@@ -144,7 +143,8 @@ class Versions:
 
     def _load(self, name: str) -> Serving:
         model = open_classifier(self.classifier(name))
-        embed = Embedder(model, keep=False, tracker=_silently, decoders=self.decoders)
+        pool, read = self.decoders.pool, self.decoders.read
+        embed = Embedder(model, keep=False, tracker=_silently, decoders=pool, read=read)
         return Serving(name, embed)
 
     def _names(self) -> list[str]:
