@@ -1,9 +1,10 @@
 """Senders and readers that take their time: the others are served meanwhile."""
 
 import contextlib
+import shutil
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from campaign.attack import Attack, Trial
@@ -45,9 +46,9 @@ def nothing(_: socket.socket) -> None:
     """A connection, and no more."""
 
 
-def attack(trial: Trial, begin: Begin) -> None:
+def attack(trial: Trial, begin: Begin, before: Sequence[str] = ()) -> None:
     """Hold 1,200 connections, feed them a byte at a time, and ask politely in between."""
-    with served(trial.folder) as server:
+    with served(trial.folder, before=before) as server:
         one = photo()
         trial.check(server.predict(one).status == 200, "no answer before the attack")
         held = _hold(server, trial, begin)
@@ -89,13 +90,18 @@ def _end(log: Path) -> str:
     return f"{log.stat().st_size:,} bytes … {log.read_text(errors='replace')[-600:]}"
 
 
+FEW_FILES = (nothing, half_body)
+
+
 def slow(trial: Trial) -> None:
     """Every kind of slowness, each against a server of its own."""
     for begin in (nothing, half_head, half_body, half_chunks, never_read):
         folder = trial.folder / begin.__name__
         folder.mkdir()
         part = Trial(folder, trial.scale, trial.random)
-        attack(part, begin)
+        # Some under a system that allows few open files.
+        few = ("prlimit", "--nofile=256") if begin in FEW_FILES and shutil.which("prlimit") else ()
+        attack(part, begin, few)
         trial.tried += part.tried
         trial.failed += part.failed
         trial.failures += part.failures

@@ -42,7 +42,7 @@ def _ended(server: Served, job: str) -> Any:
 def kills(trial: Trial) -> None:
     """kill -9 at any moment of a lesson or of keeping it, then a new server on the same folder."""
     known = 1
-    for number in trial.rounds(25, "kills"):
+    for number in trial.rounds(15, "kills"):
         server = Served(trial.folder)
         trial.check(bool(server.port), f"no restart: {server.log.read_text()[-500:]}")
         trial.check(not (wrong := _whole(server)), f"after kill {number}: {wrong}")
@@ -109,7 +109,7 @@ sys.stdin.readline()  # and hold what was claimed
 
 def claims(trial: Trial) -> None:
     """Servers that start on one folder at the same moment: one gets it."""
-    for number in trial.rounds(12, "claims"):
+    for number in trial.rounds(6, "claims"):
         folder = trial.folder / "versions"
         racing = [
             subprocess.Popen(

@@ -44,7 +44,7 @@ class Limits:
     decodes: int = 2  # pictures, at a time; of those with more pixels than these, one
     light: int = 4_000_000
     light_jpeg: int = 16_000_000
-    turn: int = 16  # photos of a request, before another request has its turn
+    turn: int = 8  # photos of a request, before another request has its turn
 
     # Seconds.
     idle: int = 5  # between two requests
