@@ -7,7 +7,8 @@ import os
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -29,6 +30,7 @@ AHEAD = 4 * BATCH  # pictures that may wait, decoded, for the network
 IN_MEMORY = 64 << 20  # bytes of features; more lie in a file that the system pages in and out
 
 Tracker = Callable[[Iterable[int], str, int], Iterable[int]]
+Reader = Callable[[bytes | Pixels, int, int, float], Pixels]  # as `read_picture`
 
 
 def track_photos(items: Iterable[int], what: str, total: int) -> Iterable[int]:
@@ -79,8 +81,12 @@ class Embedder:
         keep: bool = True,
         cache: Path | None = None,
         tracker: Tracker = track_photos,
+        decoders: Executor | None = None,  # shared with others; None: a thread per core
+        read: Reader = read_picture,
     ) -> None:
         self.model = model.eval()
+        self._decoders = decoders
+        self._read = read
         self._tracker = tracker
         folder = (cache or cache_root()) / backbone_key(model) if keep else None
         self._cache = FeatureCache(folder, model.card.width)
@@ -111,18 +117,23 @@ class Embedder:
 
     def _decoded(self, photos: Sequence[Photo]) -> Iterator[_Decoded | str]:
         """Every photo decoded, in order, a few ahead of the network; or why it could not be."""
-        with ThreadPoolExecutor(os.cpu_count() or 1, "decode") as pool:
-            coming = iter(photos)
-            waiting: deque[Future[_Decoded | str]] = deque(
-                pool.submit(self._decode, photo) for photo in islice(coming, AHEAD)
-            )
+        coming = iter(photos)
+        waiting: deque[Future[_Decoded | str]] = deque()
+        with self._pool() as pool:
+            waiting.extend(pool.submit(self._decode, photo) for photo in islice(coming, AHEAD))
             try:
                 while waiting:
                     done = waiting.popleft().result()
                     waiting.extend(pool.submit(self._decode, photo) for photo in islice(coming, 1))
                     yield done
             finally:
-                pool.shutdown(cancel_futures=True)
+                for left in waiting:
+                    left.cancel()
+
+    def _pool(self) -> AbstractContextManager[Executor]:
+        if self._decoders:
+            return nullcontext(self._decoders)
+        return ThreadPoolExecutor(os.cpu_count() or 1, "decode")
 
     def _decode(self, photo: Photo) -> _Decoded | str:
         card = self.model.card
@@ -131,7 +142,7 @@ class Embedder:
             key = content_key(content if isinstance(content, bytes) else _named(content))
             if key in self._cache:
                 return _Decoded(key, None)
-            return _Decoded(key, read_picture(content, card.size, card.channels, card.crop))
+            return _Decoded(key, self._read(content, card.size, card.channels, card.crop))
         except PictureError as error:
             return str(error)
         except OSError as error:

@@ -9,7 +9,8 @@ from pathlib import Path
 from PIL import Image
 from pydantic import BaseModel
 
-from fewgraft.data.pictures import PictureError, read_picture
+from fewgraft.app.server.decoding import Decoders
+from fewgraft.data.pictures import PictureError
 
 SIDE = 96  # pixels
 EACH = 24  # of one class
@@ -25,7 +26,7 @@ class Helper(BaseModel):
     picture: str  # a data: address
 
 
-def helpers(folder: Path) -> list[Helper]:
+def helpers(folder: Path, decoders: Decoders) -> list[Helper]:
     """Those of a finished lesson, class by class, the weightiest first."""
     by_class: dict[str, list[dict[str, str]]] = defaultdict(list)
     with (folder / "learnt" / "pile.csv").open(newline="", encoding="utf-8") as file:
@@ -36,22 +37,22 @@ def helpers(folder: Path) -> list[Helper]:
     shown = []
     for rows in by_class.values():
         rows.sort(key=lambda row: -float(row["weight"]))
-        shown += [_helper(row, folder) for row in rows[:each]]
+        shown += [_helper(row, folder, decoders) for row in rows[:each]]
     return shown[:MOST]
 
 
-def _helper(row: dict[str, str], folder: Path) -> Helper:
+def _helper(row: dict[str, str], folder: Path, decoders: Decoders) -> Helper:
     return Helper(
         photo=Path(row["photo"]).name.partition("-")[2],
         helped=row["helped"],
         weight=float(row["weight"]),
-        picture=_thumbnail(folder / row["photo"]),
+        picture=decoders.pool.submit(_thumbnail, folder / row["photo"], decoders).result(),
     )
 
 
-def _thumbnail(path: Path) -> str:
+def _thumbnail(path: Path, decoders: Decoders) -> str:
     try:
-        pixels = read_picture(path, SIDE, 3)
+        pixels = decoders.read(path, SIDE, 3)
     except PictureError:
         return ""
     packed = io.BytesIO()
