@@ -5,7 +5,9 @@ folder's name is made of all that turns bytes into features: whatever changes ha
 Features are added in segments of two files, complete or absent; several processes may add at once.
 """
 
+import contextlib
 import hashlib
+import io
 import json
 import uuid
 from collections.abc import Mapping
@@ -15,7 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewgraft.data.catalogue import data_root
+from fewgraft.errors import FewgraftError
 from fewgraft.files import write_atomically
+from fewgraft.locks import hold_lock
 from fewgraft.model import CosineModel
 
 Features = NDArray[np.float32]
@@ -96,14 +100,23 @@ class FeatureCache:
         if self._folder is None or not self._new:
             return
         keys = self._folder / f"{uuid.uuid4().hex}.keys"
-        rows = np.stack(list(self._new.values()))
+        rows = io.BytesIO()
+        np.save(rows, np.stack(list(self._new.values())))
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            with keys.with_suffix(".npy").open("wb") as file:
-                np.save(file, rows)
-            write_atomically(keys, b"".join(self._new))
-        except OSError:  # a full or read-only disk costs memory now and time later on, no result
-            keys.with_suffix(".npy").unlink(missing_ok=True)
+            with hold_lock(self._folder / ".writing", busy=None):
+                _clear_halves(self._folder)
+                write_atomically(keys.with_suffix(".npy"), rows.getvalue())
+                write_atomically(keys, b"".join(self._new))
+        except (OSError, FewgraftError):  # a full or read-only disk costs memory now and time later
+            with contextlib.suppress(OSError):
+                keys.with_suffix(".npy").unlink(missing_ok=True)
             return
         self._open(keys)
         self._new = {}
+
+
+def _clear_halves(folder: Path) -> None:
+    """Features whose keys never came: who writes is alone, so their process was killed."""
+    for features in folder.glob("*.npy"):
+        if not features.with_suffix(".keys").exists():
+            features.unlink()

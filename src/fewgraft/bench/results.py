@@ -4,11 +4,12 @@ A row is appended to `results.jsonl` only when its scores are there, so that wha
 interrupted is simply not there yet.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import io
 import json
-import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from fewgraft.errors import FewgraftError, nearest
-from fewgraft.files import write_atomically
+from fewgraft.errors import FewgraftError, nearest, writing
+from fewgraft.files import append_line, behind_links, write_atomically
+from fewgraft.locks import Busy, Lock, hold_lock, take_lock
 from fewgraft.metrics import Interval, Scores
 
 FILE = "results.jsonl"
@@ -87,6 +89,10 @@ class Results:
             found[row.id] = row
         return list(found.values())
 
+    def find(self, name: str) -> Row | None:
+        """The row of exactly this name, if it is there."""
+        return next((row for row in self.rows() if row.id == name), None)
+
     def row(self, name: str) -> Row:
         """A row by its name, or by the beginning of it."""
         rows = self.rows()
@@ -99,15 +105,29 @@ class Results:
         return matching[0]
 
     def append(self, row: Row, scores: Scores) -> None:
-        """Scores first, then the row."""
-        self.write_scores(self._scores_path(row.id), scores)
-        with (self.folder / FILE).open("ab+") as file:
-            file.seek(0)
-            whole = file.read().rfind(b"\n") + 1
-            file.truncate(whole)  # a line that was being written when the power failed
-            file.write(row.model_dump_json().encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        """Scores first, then the row; a row that another run has written meanwhile stays."""
+        with writing(self.folder), hold_lock(self.folder / ".writing", busy=None):
+            if self.find(row.id) is None:
+                self.write_scores(self._scores_path(row.id), scores)
+                append_line(behind_links(self.folder / FILE), row.model_dump_json().encode())
+
+    def lock(self, name: str) -> Lock | None:
+        """The right to compute a row; None while another process has it."""
+        try:
+            return take_lock(self._lock_path(name), FewgraftError("the row is in work"))
+        except Busy:
+            return None
+
+    def tidy(self, name: str) -> None:
+        """Remove what a row that is there needs no more, if a kill kept that from being done."""
+        parts = self.chunk_path(name, 0).parent
+        if not parts.exists() and not self._lock_path(name).exists():
+            return
+        with contextlib.suppress(FewgraftError):  # read-only: it stays, and does no harm
+            lock = self.lock(name)
+            if lock:
+                shutil.rmtree(parts, ignore_errors=True)
+                lock.release()
 
     def scores(self, row: Row) -> Scores:
         """The per-episode scores of a row."""
@@ -115,6 +135,9 @@ class Results:
 
     def _scores_path(self, name: str) -> Path:
         return self.folder / "scores" / f"{name}.npz"
+
+    def _lock_path(self, name: str) -> Path:
+        return self.folder / "scores" / f"{name}.lock"
 
     def chunk_path(self, name: str, start: int) -> Path:
         """Where a slow row keeps a part of its scores until it is whole."""
@@ -126,7 +149,8 @@ class Results:
         packed = io.BytesIO()
         arrays = {f.name: getattr(scores, f.name).numpy() for f in dataclasses.fields(Scores)}
         np.savez_compressed(packed, **arrays)
-        write_atomically(path, packed.getvalue())
+        with writing(path):
+            write_atomically(path, packed.getvalue())
 
     @staticmethod
     def read_scores(path: Path) -> Scores:

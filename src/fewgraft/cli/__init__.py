@@ -8,6 +8,7 @@ import typer
 from fewgraft import __version__
 from fewgraft.cli import bench, data, demo, doctor, episode, serve, tool, train
 from fewgraft.errors import FewgraftError
+from fewgraft.leftovers import clear_leftovers
 
 app = typer.Typer(
     name="fewgraft",
@@ -51,6 +52,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # a terminal without Δ or ± must not end a run
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
+    clear_leftovers()
     try:
         app()
     except FewgraftError as error:

@@ -14,7 +14,7 @@ from fewgraft.cli.bench_options import (
     listed,
     numbers,
 )
-from fewgraft.errors import FewgraftError
+from fewgraft.errors import FewgraftError, writing
 
 app = typer.Typer(
     help="Evaluate methods on frozen episodes, and look at the results.", no_args_is_help=True
@@ -77,7 +77,8 @@ def run(
     if not wanted:
         raise FewgraftError("none of these methods fits any of these settings")
     folder = out or Path("results") / loaded.name
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     done = 0
     with chosen_engine(engine, workers, address) as compute:
         for row, computed in run_jobs(wanted, Results(folder), Bench(), compute):

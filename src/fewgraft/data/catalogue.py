@@ -1,6 +1,5 @@
 """Data sets by name: the embedded one, and the stores that were added on this machine."""
 
-import os
 from pathlib import Path
 
 from fewgraft.data.build import build_store
@@ -9,15 +8,12 @@ from fewgraft.data.sources import SourceOptions, open_source, source_kinds
 from fewgraft.data.store import ImageStore, open_store
 from fewgraft.errors import FewgraftError, nearest
 from fewgraft.files import mend_folder
+from fewgraft.home import home_folder
 
 
 def data_root() -> Path:
     """Where added data sets live: $FEWGRAFT_HOME/data, or the user's own data folder."""
-    home = os.environ.get("FEWGRAFT_HOME")
-    if home:
-        return Path(home).expanduser() / "data"
-    share = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(share).expanduser() / "fewgraft" / "data"
+    return home_folder() / "data"
 
 
 def added_names(root: Path) -> list[str]:

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from fewgraft.errors import FewgraftError
+from fewgraft.errors import FewgraftError, reading
 from fewgraft.files import write_atomically
 
 
@@ -67,6 +67,15 @@ def load_checkpoint(
         parameter = model.get_parameter(name)
         optimiser.state[parameter] = {"momentum_buffer": _like(momentum, parameter)}
     return progress, _under("best/", tensors)
+
+
+def checkpoint_run(path: Path) -> str:
+    """What a checkpoint says is being trained."""
+    with (
+        reading(path, "readable checkpoint", "Remove it to start anew."),
+        safe_open(path, "pt") as f,
+    ):
+        return str(json.loads(f.metadata()["progress"])["run"])
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

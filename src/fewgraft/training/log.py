@@ -1,8 +1,11 @@
 """What a run writes: one JSON object a line, and TensorBoard where that is installed."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
+
+from fewgraft.files import write_atomically
 
 
 class RunLog:
@@ -19,12 +22,14 @@ class RunLog:
             return
         rows = [json.loads(line) for line in self._path.read_text().splitlines() if _whole(line)]
         kept = [json.dumps(row) + "\n" for row in rows if row["step"] <= step]
-        self._path.write_text("".join(kept))
+        write_atomically(self._path, "".join(kept).encode())
 
     def write(self, step: int, **values: float) -> None:
         """One line, on disk at once."""
         with self._path.open("a") as file:
             file.write(json.dumps({"step": step, **values}) + "\n")
+            file.flush()
+            os.fsync(file.fileno())  # a checkpoint that is there has the log that led to it
         if self._board:
             for name, value in values.items():
                 self._board.add_scalar(name, value, step)
