@@ -7,10 +7,10 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import BinaryIO, Self, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -26,6 +26,7 @@ from fewgraft.leftovers import (
     remove,
 )
 
+T = TypeVar("T")
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of renameat2(2)
 
 
@@ -54,6 +55,28 @@ def replacing_folder(target: Path) -> Iterator[Path]:
         _sync_tree(work)
         _put_in_place(work, target)
         _sync_folder(target.parent)
+
+
+def read_folder(folder: Path, read: Callable[[Path], T]) -> T:
+    """Read a folder of several files, all of which belong together: again if it was replaced."""
+    while True:
+        before = _identity(folder)
+        try:
+            found = read(folder)
+        except Exception:
+            if _identity(folder) == before:
+                raise
+            continue
+        if _identity(folder) == before:
+            return found
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    try:
+        status = folder.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
 
 
 def write_atomically(path: Path, content: bytes) -> None:

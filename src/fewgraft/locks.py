@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fewgraft.errors import FewgraftError, writing
+from fewgraft.files import make_folder
 
 # Windows keeps others from reading the bytes that are locked: lock one far behind the text.
 FAR = 1 << 30
@@ -45,7 +46,7 @@ def take_lock(path: Path, busy: FewgraftError | None) -> Lock:
     (as `Busy`); None waits for it.
     """
     with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         while True:
             handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
             try:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fewgraft.data.catalogue import data_root
 from fewgraft.errors import FewgraftError
-from fewgraft.files import write_atomically
+from fewgraft.files import make_folder, write_atomically
 from fewgraft.locks import hold_lock
 from fewgraft.model import CosineModel
 
@@ -103,6 +103,7 @@ class FeatureCache:
         rows = io.BytesIO()
         np.save(rows, np.stack(list(self._new.values())))
         try:
+            make_folder(self._folder)
             with hold_lock(self._folder / ".writing", busy=None):
                 _clear_halves(self._folder)
                 write_atomically(keys.with_suffix(".npy"), rows.getvalue())

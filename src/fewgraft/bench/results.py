@@ -18,7 +18,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fewgraft.errors import FewgraftError, nearest, writing
-from fewgraft.files import append_line, behind_links, write_atomically
+from fewgraft.files import append_line, behind_links, make_folder, write_atomically
 from fewgraft.locks import Busy, Lock, hold_lock, take_lock
 from fewgraft.metrics import Interval, Scores
 
@@ -106,6 +106,8 @@ class Results:
 
     def append(self, row: Row, scores: Scores) -> None:
         """Scores first, then the row; a row that another run has written meanwhile stays."""
+        with writing(self.folder):
+            make_folder(self.folder)
         with writing(self.folder), hold_lock(self.folder / ".writing", busy=None):
             if self.find(row.id) is None:
                 self.write_scores(self._scores_path(row.id), scores)

@@ -60,6 +60,7 @@ def run(
     from fewgraft.bench.runner import Bench, jobs
     from fewgraft.bench.runner import run as run_jobs
     from fewgraft.episodes import SETTINGS
+    from fewgraft.files import make_folder
     from fewgraft.methods import methods as known_methods
     from fewgraft.training.recipe import load_recipe
 
@@ -78,7 +79,7 @@ def run(
         raise FewgraftError("none of these methods fits any of these settings")
     folder = out or Path("results") / loaded.name
     with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     done = 0
     with chosen_engine(engine, workers, address) as compute:
         for row, computed in run_jobs(wanted, Results(folder), Bench(), compute):

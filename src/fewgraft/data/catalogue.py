@@ -7,7 +7,7 @@ from fewgraft.data.icons import ICONS, load_icons
 from fewgraft.data.sources import SourceOptions, open_source, source_kinds
 from fewgraft.data.store import ImageStore, open_store
 from fewgraft.errors import FewgraftError, nearest
-from fewgraft.files import mend_folder
+from fewgraft.files import mend_folder, read_folder
 from fewgraft.home import home_folder
 
 
@@ -32,7 +32,7 @@ def open_data(name: str, root: Path | None = None) -> ImageStore:
     mend_folder(root / name)
     names = added_names(root)
     if name in names:
-        return open_store(root / name)
+        return read_folder(root / name, open_store)
     hint = nearest(name, [ICONS, *names])
     if name in source_kinds():
         hint = f"Add it first: fewgraft data add {name} --from PATH"

@@ -11,7 +11,8 @@ from accelerate import Accelerator
 
 from fewgraft.data.parts import Part
 from fewgraft.data.store import ImageStore
-from fewgraft.errors import FewgraftError
+from fewgraft.errors import FewgraftError, writing
+from fewgraft.files import make_folder
 from fewgraft.locks import hold_lock
 from fewgraft.model import CosineModel, load_model, new_model, save_model
 from fewgraft.network import KeptActivations
@@ -45,6 +46,8 @@ def train(
     _check_size(recipe, store)
     if recipe.distillation and "pre-trained" in stages:
         stages = [TEACHER, *stages]
+    with writing(folder):
+        make_folder(folder)
     with _only_one(folder) if accelerator.is_main_process else contextlib.nullcontext():
         check_record(folder, recipe, store, (TEACHER, *STAGES))
         if accelerator.is_main_process:
