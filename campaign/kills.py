@@ -1,7 +1,7 @@
 """Commands that are killed at random moments; then the next one clears, and the same one succeeds.
 
-Half of the kills come by the clock. The other half come at a random one of the calls that change the
-disk (strace kills the process as it makes the call), where a clock hardly ever hits.
+Half of the kills come by the clock. The other half come at a random one of the calls that change
+the disk (strace kills the process as it makes the call), where a clock hardly ever hits.
 """
 
 import os
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from campaign.attack import Attack, Said, Trial, environment, fewgraft
+from campaign.attack import Attack, Trial, environment, fewgraft
 from campaign.material import RECIPE, contents, leftovers, make_colours, make_photos
 from fewgraft.bench.models import ZOO
 
@@ -28,11 +28,10 @@ Words = Sequence["str | Path"]
 
 @dataclass(frozen=True)
 class Once:
-    """A command that was let alone: how it ended, how long it took, how often it made a call."""
+    """A command that was let alone: how long it took, and which calls it made, in their order."""
 
-    said: Said
     seconds: float
-    calls: int
+    calls: Sequence[str]
 
 
 def let_alone(trial: Trial, *words: "str | Path") -> Once:
@@ -43,8 +42,8 @@ def let_alone(trial: Trial, *words: "str | Path") -> Once:
     said = fewgraft(*words, home=home, before=_strace(f"trace={CALLS}", log))
     seconds = time.monotonic() - start
     trial.check(said.code == 0, f"{words}: {said.err[-500:]}")
-    lines = log.read_text().splitlines()
-    return Once(said, seconds, sum("<unfinished" not in line for line in lines))
+    made = re.findall(r"^(\d+) +(\w+)\(", log.read_text(), re.MULTILINE)
+    return Once(seconds, [call for pid, call in made if pid == made[0][0]])
 
 
 def _strace(what: str, log: Path) -> list[str]:
@@ -57,9 +56,11 @@ def kill(trial: Trial, once: Once, *words: "str | Path") -> bool:
     command = [sys.executable, "-P", "-m", "fewgraft", *map(str, words)]
     by_call = trial.random.random() < 0.5
     if by_call:
-        when = trial.random.randint(1, max(1, once.calls))
-        inject = [f"inject={CALLS}:signal=KILL:when={when}"]
-        command = [*_strace(f"trace={CALLS}", Path("/dev/null")), "-e", *inject, *command]
+        place = trial.random.randrange(len(once.calls))
+        call = once.calls[place]
+        when = once.calls[: place + 1].count(call)
+        inject = ["-e", f"inject={call}:signal=KILL:when={when}"]
+        command = [*_strace(f"trace={call}", Path("/dev/null")), *inject, *command]
     process = subprocess.Popen(
         command,
         env=environment(home),
@@ -123,7 +124,7 @@ def _data_add(trial: Trial) -> None:
         if number % 10 == 5:
             (root / "mine").rename(trial.folder / f"store {number}")
             (root / "mine").symlink_to(trial.folder / f"store {number}")
-        words = ["data", "add", "mine", "--from", sources[number % 2], "--root", root]
+        words: Words = ["data", "add", "mine", "--from", sources[number % 2], "--root", root]
         early += kill(trial, once, *words)
         trial.check(contents(root / "mine") in wanted, f"{words}: neither old nor new")
         cleared(trial, words)
@@ -141,7 +142,7 @@ def _train(trial: Trial) -> None:
     whole, cut = trial.folder / "whole", trial.folder / "cut"
     once = let_alone(trial, "train", recipe, "--out", whole)
     wanted, early = contents(whole), 0
-    words = ["train", recipe, "--out", cut, "--resume"]
+    words: Words = ["train", recipe, "--out", cut, "--resume"]
     for _ in trial.rounds(12, "kills of train"):
         for _ in range(trial.random.randint(1, 3)):
             early += kill(trial, once, *words)
@@ -157,7 +158,7 @@ def _train(trial: Trial) -> None:
     trial.notes.append(f"{early} killed before the end")
 
 
-BENCH = ["bench", "run", "icons", "--shots", "1", "--episodes", "15", "--settings", "s2i"]
+BENCH: Words = ["bench", "run", "icons", "--shots", "1", "--episodes", "10", "--settings", "s2i"]
 
 
 def rows(folder: Path) -> list[str]:
@@ -179,8 +180,8 @@ def _bench(trial: Trial) -> None:
     whole, cut = trial.folder / "whole", trial.folder / "cut"
     once = let_alone(trial, *BENCH, *methods, "--out", whole)
     wanted, early = (rows(whole), scores(whole)), 0
-    words = [*BENCH, *methods, "--out", cut]
-    for _ in trial.rounds(10, "kills of bench run"):
+    words: Words = [*BENCH, *methods, "--out", cut]
+    for _ in trial.rounds(6, "kills of bench run"):
         for _ in range(trial.random.randint(1, 3)):
             early += kill(trial, once, *words)
             cleared(trial, words)

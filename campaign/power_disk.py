@@ -315,9 +315,9 @@ def _calls(log: Path) -> Iterator[tuple[str, list[str], int]]:
                 continue
             if resumed := re.match(r"<\.\.\. \w+ resumed>", line):
                 line = begun.pop(pid) + line[resumed.end() :]
-            if found := _LINE.match(f"{pid} {line}"):
-                if found[4] != "?":
-                    yield found[2], _words(found[3]), int(found[4])
+            found = _LINE.match(f"{pid} {line}")
+            if found and found[4] != "?":
+                yield found[2], _words(found[3]), int(found[4])
 
 
 def _words(text: str) -> list[str]:

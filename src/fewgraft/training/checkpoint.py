@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from fewgraft.errors import FewgraftError, reading
+from fewgraft.errors import FewgraftError, reading, writing
 from fewgraft.files import write_atomically
 
 
@@ -42,7 +42,8 @@ def save_checkpoint(
         if momentum is not None:
             tensors[f"momentum/{name}"] = momentum
     tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-    write_atomically(path, save(tensors, {"progress": json.dumps(asdict(progress))}))
+    with writing(path, "Make room; --resume goes on from the last checkpoint."):
+        write_atomically(path, save(tensors, {"progress": json.dumps(asdict(progress))}))
 
 
 def load_checkpoint(

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from fewgraft.errors import writing
 from fewgraft.files import write_atomically
 
 
@@ -12,10 +13,11 @@ class RunLog:
     """Appends to `log.jsonl`; after a resume, lines beyond the resumed step are dropped."""
 
     def __init__(self, folder: Path, phase: str, step: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / f"{phase}.jsonl"
-        self._keep_until(step)
-        self._board = _tensorboard(folder / "tensorboard" / phase, step)
+        with writing(self._path):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._keep_until(step)
+            self._board = _tensorboard(folder / "tensorboard" / phase, step)
 
     def _keep_until(self, step: int) -> None:
         if not self._path.exists():
@@ -26,7 +28,7 @@ class RunLog:
 
     def write(self, step: int, **values: float) -> None:
         """One line, on disk at once."""
-        with self._path.open("a") as file:
+        with writing(self._path), self._path.open("a") as file:
             file.write(json.dumps({"step": step, **values}) + "\n")
             file.flush()
             os.fsync(file.fileno())  # a checkpoint that is there has the log that led to it

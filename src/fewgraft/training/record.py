@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fewgraft.data.store import ImageStore
-from fewgraft.errors import FewgraftError, reading
+from fewgraft.errors import FewgraftError, reading, writing
 from fewgraft.files import write_atomically
 from fewgraft.model import read_card
 from fewgraft.training.checkpoint import checkpoint_run
@@ -59,7 +59,8 @@ def write_record(folder: Path, recipe: Recipe, store: ImageStore) -> None:
     """Say what the run is, before anything of it is there."""
     if not (folder / FILE).exists():
         text = json.dumps(_record(recipe, store), indent=1, ensure_ascii=False)
-        write_atomically(folder / FILE, text.encode())
+        with writing(folder / FILE):
+            write_atomically(folder / FILE, text.encode())
 
 
 def training_settings(recipe: Recipe) -> Settings:
