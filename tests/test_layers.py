@@ -8,7 +8,7 @@ import fewgraft
 ROOT = Path(fewgraft.__file__).parent
 # From the ground up; modules of one layer may know each other.
 LAYERS = (
-    {"errors", "draws", "progress", "files", "extras", "html"},
+    {"errors", "draws", "progress", "files", "extras", "html", "parsing"},
     {"data", "backbones"},
     {"prototypes", "augment", "model", "heads", "export"},
     {"episodes", "metrics", "network"},
