@@ -14,11 +14,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from fewgraft.data.arrays import npy_array, npy_map
 from fewgraft.data.parts import BASE_PARTS, NOVEL_PARTS, PARTS, Part
@@ -28,6 +28,15 @@ from fewgraft.parsing import read_json, validated
 
 FORMAT = 1
 LARGEST_SIZE = 1024  # pixels of a side
+
+
+def _grey_or_colour(channels: int) -> int:
+    if channels not in (1, 3):
+        raise ValueError(f"pictures have 1 or 3 channels, not {channels}")
+    return channels
+
+
+Channels = Annotated[int, AfterValidator(_grey_or_colour)]
 
 
 class Skipped(BaseModel):
@@ -47,7 +56,7 @@ class Manifest(BaseModel):
     kind: str
     source: str
     size: int = Field(ge=1, le=LARGEST_SIZE)
-    channels: Literal[1, 3]
+    channels: Channels
     pictures: int = Field(ge=1)
     classes: tuple[str, ...] = Field(min_length=1)
     counts: dict[str, int]

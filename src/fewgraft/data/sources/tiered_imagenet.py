@@ -260,7 +260,7 @@ def _synset(name: str, stem: str, path: Path) -> str:
         raise FewgraftError(
             f"{path}: '{name}' stands for {len(found)} classes of '{stem}', not one"
         )
-    return found[0]
+    return str(found[0])
 
 
 def _homes_of(stem: str) -> set[Part]:
