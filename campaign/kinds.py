@@ -95,11 +95,11 @@ PICTURES = (
 def _make_store(folder: Path) -> None:
     homes = (Part.BASE_TRAIN, Part.BASE_TEST, Part.NOVEL_VAL, Part.NOVEL_TEST)
     items = [
-        Item(noise(i, 6, 6, 3), max(0, part.code - 3), part, f"{i}")
+        Item(noise(i, 16, 16, 3), max(0, part.code - 3), part, f"{i}")
         for i, part in enumerate(homes * 3)
     ]
     build_store(
-        Source("made up", Path("nowhere"), ["a", "b", "c"], items, 12, 6), folder / "s", "s"
+        Source("made up", Path("nowhere"), ["a", "b", "c"], items, 12, 16), folder / "s", "s"
     )
 
 
@@ -126,7 +126,8 @@ def _read_model(folder: Path) -> None:
     model = load_model(folder / "m")
     card = model.card
     pixels = noise(0, 2, card.size, card.size, card.channels)
-    model.classify(embed_all(model, pixels))
+    with torch.inference_mode():
+        model.classify(embed_all(model, pixels))
     if any(True for _ in model.backbone.parameters()):
         Network(model, pixels, "all")
 
@@ -286,7 +287,8 @@ def _make_checkpoint(folder: Path) -> None:
     model(torch.rand(2, 3, 16, 16)).sum().backward()
     optimiser.step()
     progress = Progress("run", 5, 4, 0.5, [{"step": 2, "score": 0.1}, {"step": 4, "score": 0.5}])
-    save_checkpoint(folder / "p.checkpoint", progress, model, optimiser, model.state_dict())
+    best = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    save_checkpoint(folder / "p.checkpoint", progress, model, optimiser, best)
 
 
 def _read_checkpoint(folder: Path) -> None:
@@ -355,7 +357,7 @@ def _make_bank(folder: Path) -> None:
 
 
 def _read_bank(folder: Path) -> None:
-    model = new_model("conv4", ("a",), 6, 3, (0.5,) * 3, (0.2,) * 3).eval()
+    model = new_model("conv4", ("a",), 16, 3, (0.5,) * 3, (0.2,) * 3).eval()
     feature_bank(model, open_store(folder / "s"), np.arange(12), folder / "bank")
 
 

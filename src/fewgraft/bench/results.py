@@ -69,7 +69,9 @@ class Row(BaseModel):
     @field_validator("episode_settings")
     @classmethod
     def _are_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        validated(EpisodeSettings, settings)
+        meant = dataclasses.asdict(validated(EpisodeSettings, settings))
+        if other := [name for name, value in settings.items() if meant.get(name) != value]:
+            raise ValueError(f"'{other[0]}' is no setting of episodes, or has no such value")
         return settings
 
     @field_validator("metrics")
