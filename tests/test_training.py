@@ -99,7 +99,7 @@ def test_recipes_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(FewgraftError, match="Did you mean 'icons'"):
         load_recipe("icon")
     (tmp_path / "bad.toml").write_text("name = [")
-    with pytest.raises(FewgraftError, match="not readable TOML"):
+    with pytest.raises(FewgraftError, match="not a readable recipe"):
         load_recipe(str(tmp_path / "bad.toml"))
 
 

@@ -16,11 +16,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fewgraft.data.arrays import npy_map
 from fewgraft.data.catalogue import data_root
-from fewgraft.errors import FewgraftError
+from fewgraft.errors import FewgraftError, reading
 from fewgraft.files import make_folder, write_atomically
 from fewgraft.locks import hold_lock
 from fewgraft.model import CosineModel
+from fewgraft.parsing import read_whole
 
 Features = NDArray[np.float32]
 DIGEST = 16  # bytes
@@ -64,11 +66,11 @@ class FeatureCache:
     def _open(self, keys: Path) -> None:
         """One segment; one that is not whole is as good as absent."""
         try:
-            features = np.load(keys.with_suffix(".npy"), mmap_mode="r")
-            packed = keys.read_bytes()
-        except (OSError, ValueError, EOFError):
-            return
-        if features.shape != (len(packed) // DIGEST, self._width):
+            with reading(keys):
+                packed = read_whole(keys)
+                shape = (len(packed) // DIGEST, self._width)
+                features = npy_map(keys.with_suffix(".npy"), np.float32, shape)
+        except FewgraftError:
             return
         for row in range(len(features)):
             key = packed[row * DIGEST : (row + 1) * DIGEST]
@@ -76,8 +78,9 @@ class FeatureCache:
         self._segments.append(features)
 
     def __contains__(self, key: bytes) -> bool:
-        """Whether the feature is there."""
-        return key in self._places or key in self._new
+        """Whether the feature is there, and is one."""
+        known = key in self._places or key in self._new
+        return known and bool(np.isfinite(self[key]).all())
 
     def __getitem__(self, key: bytes) -> Features:
         """The feature [d]."""

@@ -11,31 +11,46 @@ import io
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
-from fewgraft.errors import FewgraftError, nearest, writing
+from fewgraft.data.npz import npz_arrays
+from fewgraft.episodes import EpisodeSettings
+from fewgraft.errors import FewgraftError, nearest, reading, writing
 from fewgraft.files import append_line, behind_links, make_folder, write_atomically
 from fewgraft.locks import Busy, Lock, hold_lock, take_lock
-from fewgraft.metrics import Interval, Scores
+from fewgraft.metrics import METRICS, Interval, Scores
+from fewgraft.parsing import first_problem, read_whole, validated
 
 FILE = "results.jsonl"
+LARGEST = 1 << 30  # bytes
+_SHARED = ("setting", "shots", "split", "ways")
+
+
+_AGAIN = "Remove its row and run the command again."
 
 
 class Row(BaseModel):
     """Everything that is needed to print a result, and to compute it again."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    id: str
+    id: str = Field(pattern=r"^[\w-]{1,64}$")  # of a file, too
     recipe: str  # name
     method: str
     title: str
     setting: str
-    shots: int
-    episodes: int
+    shots: int = Field(ge=1)
+    episodes: int = Field(ge=1)
     split: str
     hyper: dict[str, Any]  # all hyper-parameters of the method
     stage: str  # which model
@@ -46,12 +61,34 @@ class Row(BaseModel):
     content: str  # hash of the data
     episode_settings: dict[str, Any]
     episode_hash: str
-    n_base: int
-    ways: int
+    n_base: int = Field(ge=0)
+    ways: int = Field(ge=1)
     metrics: dict[str, tuple[float | None, float | None]]  # mean and half an interval, shares
     seconds: float
     versions: dict[str, str]
     machine: str
+
+    @field_validator("episode_settings")
+    @classmethod
+    def _are_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        meant = dataclasses.asdict(validated(EpisodeSettings, settings))
+        if other := [name for name, value in settings.items() if meant.get(name) != value]:
+            raise ValueError(f"'{other[0]}' is no setting of episodes, or has no such value")
+        return settings
+
+    @field_validator("metrics")
+    @classmethod
+    def _has_all_metrics(cls, metrics: dict[str, Any]) -> dict[str, Any]:
+        if missing := [name for name in METRICS if name not in metrics]:
+            raise ValueError(f"it lacks {', '.join(missing)}")
+        return metrics
+
+    @model_validator(mode="after")
+    def _is_of_its_settings(self) -> Self:
+        settings = {name: self.episode_settings.get(name) for name in _SHARED}
+        if settings != {name: getattr(self, name) for name in _SHARED}:
+            raise ValueError("the row and its settings of episodes contradict each other")
+        return self
 
     def interval(self, metric: str) -> Interval:
         """A metric with its interval; NaN where the setting does not have it."""
@@ -76,14 +113,14 @@ class Results:
         if not path.is_file():
             return []
         found: dict[str, Row] = {}
-        *lines, _ = path.read_text().split("\n")  # what follows the last line end is torn
+        with reading(path, "readable table of results"):
+            *lines, _ = read_whole(path, LARGEST).split(b"\n")  # after the last line end: torn
         for number, line in enumerate(lines, 1):
             try:
                 row = Row.model_validate_json(line)
             except ValidationError as error:
-                first = error.errors()[0]
                 raise FewgraftError(
-                    f"{path}, line {number} is damaged: {first['msg']}",
+                    f"{path}, line {number} is damaged: {first_problem(error)}",
                     "Remove that line; the same command makes the row again.",
                 ) from None
             found[row.id] = row
@@ -133,7 +170,14 @@ class Results:
 
     def scores(self, row: Row) -> Scores:
         """The per-episode scores of a row."""
-        return self.read_scores(self._scores_path(row.id))
+        scores = self.read_scores(self._scores_path(row.id))
+        if len(scores.acc) != row.episodes:
+            raise FewgraftError(
+                f"{self._scores_path(row.id)} has scores of {len(scores.acc)} episodes, not of "
+                f"{row.episodes}",
+                _AGAIN,
+            )
+        return scores
 
     def _scores_path(self, name: str) -> Path:
         return self.folder / "scores" / f"{name}.npz"
@@ -157,10 +201,9 @@ class Results:
     @staticmethod
     def read_scores(path: Path) -> Scores:
         """What `write_scores` wrote."""
-        try:
-            with np.load(path, allow_pickle=False) as arrays:
-                return Scores(**{name: torch.from_numpy(arrays[name]) for name in arrays.files})
-        except (OSError, ValueError, TypeError) as error:
-            raise FewgraftError(
-                f"{path} cannot be read: {error}", "Remove its row and run the command again."
-            ) from None
+        with reading(path, "readable file of scores", _AGAIN):
+            names = [field.name for field in dataclasses.fields(Scores)]
+            arrays = npz_arrays(path, names, np.float64)
+            if len({array.shape for array in arrays.values()}) > 1 or arrays["acc"].ndim != 1:
+                raise ValueError("its arrays are not one number for each episode")
+            return Scores(**{name: torch.from_numpy(array) for name, array in arrays.items()})

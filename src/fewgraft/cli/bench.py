@@ -7,9 +7,12 @@ import typer
 
 from fewgraft.cli import bench_figures, bench_tables
 from fewgraft.cli.bench_options import (
+    MOST_EPISODES,
+    EpisodesOption,
     ModelsOption,
     OutOption,
     RecipeArgument,
+    SeedOption,
     chosen_engine,
     listed,
     numbers,
@@ -36,9 +39,9 @@ def run(
         str, typer.Option(help="fsl, transductive-fsl, semi-fsl, incremental, ...")
     ] = "all",
     shots: Annotated[str, typer.Option(help="Such as 1,5.")] = "1,5",
-    episodes: Annotated[int, typer.Option(min=2, help="How many.")] = 600,
+    episodes: EpisodesOption = 600,
     split: Annotated[str, typer.Option(help="test or val.")] = "test",
-    seed: Annotated[int, typer.Option(min=0, help="Names the sequence of episodes.")] = 0,
+    seed: SeedOption = 0,
     models: ModelsOption = None,
     out: OutOption = None,
     engine: Annotated[str, typer.Option(help="here, or ray for a cluster.")] = "here",
@@ -123,7 +126,7 @@ def tune(
     recipe: RecipeArgument,
     methods: Annotated[str, typer.Option(help="Names, separated by commas.")],
     shots: Annotated[str, typer.Option(help="Such as 1,5.")] = "1,5",
-    episodes: Annotated[int, typer.Option(min=2, help="How many validation episodes.")] = 300,
+    episodes: Annotated[int, typer.Option(min=2, max=MOST_EPISODES, help="How many.")] = 300,
     models: ModelsOption = None,
 ) -> None:
     """Choose hyper-parameters on validation episodes; prints entries for the recipe.

@@ -5,8 +5,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from fewgraft.errors import writing
+from fewgraft.errors import reading, writing
 from fewgraft.files import write_atomically
+from fewgraft.parsing import read_whole
+
+LARGEST = 1 << 30  # bytes
 
 
 class RunLog:
@@ -22,9 +25,9 @@ class RunLog:
     def _keep_until(self, step: int) -> None:
         if not self._path.exists():
             return
-        rows = [json.loads(line) for line in self._path.read_text().splitlines() if _whole(line)]
-        kept = [json.dumps(row) + "\n" for row in rows if row["step"] <= step]
-        write_atomically(self._path, "".join(kept).encode())
+        kept = [json.dumps(row) + "\n" for row in read_log(self._path) if row["step"] <= step]
+        with writing(self._path):
+            write_atomically(self._path, "".join(kept).encode())
 
     def write(self, step: int, **values: float) -> None:
         """One line, on disk at once."""
@@ -37,12 +40,21 @@ class RunLog:
                 self._board.add_scalar(name, value, step)
 
 
-def _whole(line: str) -> bool:
-    """A killed run may leave half a line."""
+def read_log(path: Path) -> list[dict[str, float]]:
+    """The rows of a log; what is none is passed over: a killed run may leave half a line."""
+    with reading(path, "readable log"):
+        lines = read_whole(path, LARGEST).decode(errors="replace").splitlines()
+    return [row for row in map(_row, lines) if row]
+
+
+def _row(line: str) -> dict[str, float]:
     try:
-        return isinstance(json.loads(line), dict)
-    except ValueError:
-        return False
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(row, dict) or "step" not in row:
+        return {}
+    return row if all(type(value) in (int, float) for value in row.values()) else {}
 
 
 def _tensorboard(folder: Path, step: int) -> Any:

@@ -15,10 +15,12 @@ from fewgraft.data.store import ImageStore
 from fewgraft.errors import FewgraftError, reading, writing
 from fewgraft.files import write_atomically
 from fewgraft.model import read_card
+from fewgraft.parsing import read_whole
 from fewgraft.training.checkpoint import checkpoint_run
 from fewgraft.training.recipe import Recipe
 
 FILE = "run.json"
+LARGEST = 1 << 24  # bytes
 _SHOWN = 5  # changes that are named
 
 Settings = dict[str, Any]
@@ -82,7 +84,7 @@ def _records(folder: Path, store: ImageStore, stages: Sequence[str]) -> Iterator
     path = folder / FILE
     if path.exists():
         with reading(path, "record of a run", "Remove it to go on by the cards of the stages."):
-            told = json.loads(path.read_bytes())
+            told = json.loads(read_whole(path, LARGEST))
             yield {"recipe": _completed(told["recipe"]), "data": str(told["data"])}
     for path in (folder / stage / "model.json" for stage in stages):
         if not path.exists():
