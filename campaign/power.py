@@ -34,16 +34,16 @@ def source(seed):
     return Source("made up", root, ["a", "b", "c"], items, 12, 6)
 """
 _ROW = """
-import torch
-from fewgraft.bench.results import Results, Row
-from fewgraft.metrics import Scores
-import dataclasses
-scores = Scores(**{f.name: torch.ones(3) for f in dataclasses.fields(Scores)})
-def row(name):
-    texts = {n: "" for n, f in Row.model_fields.items() if f.annotation is str}
-    whole = {n: 1 for n, f in Row.model_fields.items() if f.annotation in (int, float)}
-    empty = {n: {} for n in ("hyper", "episode_settings", "metrics", "versions")}
-    return Row(**(texts | whole | empty | {"id": name}))
+from fewgraft.bench.models import models_folder
+from fewgraft.bench.results import Results
+from fewgraft.bench.runner import Bench, Job, in_this_process, run_job
+from fewgraft.episodes import EpisodeSettings
+settings = EpisodeSettings.paper("fsl", 1)
+job = Job("icons", "icons", "nearest-prototype", {}, settings, 2, models_folder("icons"))
+results, bench = Results(root / "results"), Bench()
+scores = run_job(job, "", results, bench, in_this_process)
+row = bench.row(job, scores, 1.0, 1).model_copy(update={"id": str(turn) * 10})
+results.append(row, scores)
 """
 
 
@@ -122,7 +122,7 @@ WRITERS = (
     ),
     Writer(
         "results",
-        f"{_ROW}Results(root / 'results').append(row(f'row {{turn}}'), scores)",
+        _ROW,
         _rows,
     ),
     Writer(

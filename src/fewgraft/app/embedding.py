@@ -7,7 +7,8 @@ import os
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -81,8 +82,10 @@ class Embedder:
         keep: bool = True,
         cache: Path | None = None,
         tracker: Tracker = track_photos,
+        decoders: Executor | None = None,  # shared with others; None: a thread per core
     ) -> None:
         self.model = model.eval()
+        self._decoders = decoders
         self._tracker = tracker
         self._batch = max(1, min(BATCH, PIXELS // model.card.size**2))
         folder = (cache or cache_root()) / backbone_key(model) if keep else None
@@ -114,18 +117,24 @@ class Embedder:
 
     def _decoded(self, photos: Sequence[Photo]) -> Iterator[_Decoded | str]:
         """Every photo decoded, in order, a few ahead of the network; or why it could not be."""
-        with ThreadPoolExecutor(os.cpu_count() or 1, "decode") as pool:
-            coming = iter(photos)
-            waiting: deque[Future[_Decoded | str]] = deque(
-                pool.submit(self._decode, photo) for photo in islice(coming, AHEAD * self._batch)
-            )
+        coming = iter(photos)
+        waiting: deque[Future[_Decoded | str]] = deque()
+        with self._pool() as pool:
+            some = islice(coming, AHEAD * self._batch)
+            waiting.extend(pool.submit(self._decode, photo) for photo in some)
             try:
                 while waiting:
                     done = waiting.popleft().result()
                     waiting.extend(pool.submit(self._decode, photo) for photo in islice(coming, 1))
                     yield done
             finally:
-                pool.shutdown(cancel_futures=True)
+                for left in waiting:
+                    left.cancel()
+
+    def _pool(self) -> AbstractContextManager[Executor]:
+        if self._decoders:
+            return nullcontext(self._decoders)
+        return ThreadPoolExecutor(os.cpu_count() or 1, "decode")
 
     def _decode(self, photo: Photo) -> _Decoded | str:
         card = self.model.card

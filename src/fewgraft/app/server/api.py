@@ -4,9 +4,10 @@ import asyncio
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,8 +23,8 @@ from fewgraft.app.server.guard import Guard, refusal
 from fewgraft.app.server.jobs import Job, Jobs
 from fewgraft.app.server.lessons import lay_out
 from fewgraft.app.server.refusals import Limits, RequestError
-from fewgraft.app.server.uploads import receive
-from fewgraft.app.server.versions import Version, Versions
+from fewgraft.app.server.uploads import Form, Large, Upload
+from fewgraft.app.server.versions import Serving, Version, Versions
 from fewgraft.errors import FewgraftError
 from fewgraft.model import Unknown
 
@@ -71,7 +72,8 @@ class Failure(BaseModel):
 def create_app(versions: Versions, token: str | None, limits: Limits | None = None) -> FastAPI:
     """The whole application; it owns `versions` and closes them."""
     limits = limits or Limits()
-    jobs = Jobs(versions)
+    jobs = Jobs(versions, limits)
+    large = Large(limits)
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
@@ -85,14 +87,18 @@ def create_app(versions: Versions, token: str | None, limits: Limits | None = No
         description="Recognise photos, teach new classes, keep, discard and roll back.",
         docs_url=None,  # the usual pages load their scripts from elsewhere
         redoc_url=None,
+        redirect_slashes=False,  # which would lead to whatever host the request names
         lifespan=life,
-        responses={"4XX": {"model": Failure, "description": "RequestError, with a reason."}},
+        responses={
+            "4XX": {"model": Failure, "description": "Refused, with a reason."},
+            "5XX": {"model": Failure, "description": "Too busy, or no room on the disk."},
+        },
     )
     app.add_middleware(Guard, token=token, limits=limits)
     _tell_errors(app)
     _add_page(app)
-    _add_recognising(app, versions, limits)
-    _add_teaching(app, jobs, limits)
+    _add_recognising(app, versions, large)
+    _add_teaching(app, jobs, large)
     _add_versions(app, versions)
     return app
 
@@ -112,10 +118,11 @@ def _tell_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def not_found(request: Request, error: HTTPException) -> Response:
-        problem = f"{request.method} {request.url.path}: {error.detail}"
-        return refusal(
-            RequestError(problem, "/openapi.json lists what there is.", error.status_code)
-        )
+        problem = f"{request.method} {request.scope['path'][:80]}: {error.detail}"
+        hint = "/openapi.json lists what there is."
+        told = refusal(RequestError(problem, hint, error.status_code))
+        told.headers.update(error.headers or {})  # such as which methods there are
+        return told
 
     @app.exception_handler(Exception)
     async def broken(_: Request, error: Exception) -> Response:
@@ -135,23 +142,26 @@ def _add_page(app: FastAPI) -> None:
         serve(path, name, kind)
 
 
-def _add_recognising(app: FastAPI, versions: Versions, limits: Limits) -> None:
+def _add_recognising(app: FastAPI, versions: Versions, large: Large) -> None:
     # As many photos at a time as there are cores: more would only wait for each other.
     pool = ThreadPoolExecutor(os.cpu_count() or 1, "recognise")
 
     @app.post("/api/predict", openapi_extra=_form("photo"))
     async def predict(request: Request) -> Answers:
         """Name what is on photos."""
-        serving = versions.serving
-        with tempfile.TemporaryDirectory(prefix="fewgraft-") as folder:
-            received = await receive(request, Path(folder), limits)
-            photos = received.of("photo")
-            if not photos or len(photos) < len(received.files):
-                raise RequestError(
-                    "there is no photo", "Send files in the field photo.", status=400
-                )
-            paths, names = [p.path for p in photos], [p.name for p in photos]
-            told = await _in(pool, lambda: answer(serving.embed, paths, names))
+        serving, told = versions.serving, list[Answer]()
+        async with _scratch() as folder:
+            with Form(request, folder, large) as form:
+                received = await form.receive()
+                photos = received.of("photo")
+                if not photos or len(photos) < len(received.files):
+                    raise RequestError(
+                        "there is no photo", "Send files in the field photo.", status=400
+                    )
+                for turn in _turns(photos, large.limits.turn):
+                    told += await _in(pool, partial(_answer, serving, turn))
+                    if await request.is_disconnected():  # nobody waits for the others
+                        break
         if all(one.problem for one in told):
             raise RequestError(f"'{told[0].photo}' cannot be used: {told[0].problem}")
         return Answers(version=serving.name, photos=told)
@@ -169,7 +179,9 @@ def _add_recognising(app: FastAPI, versions: Versions, limits: Limits) -> None:
         return Classes(version=serving.name, classes=known, unknown=card.unknown)
 
 
-def _add_teaching(app: FastAPI, jobs: Jobs, limits: Limits) -> None:
+def _add_teaching(app: FastAPI, jobs: Jobs, large: Large) -> None:
+    pool = ThreadPoolExecutor(1, "unpack")  # one request at a time: each may hold much in memory
+
     @app.post("/api/learn", status_code=202, openapi_extra=_form("photos1", "pile", "check"))
     async def learn(request: Request) -> Job:
         """Teach classes: class1 with photos1, class2 with photos2, ...; pile and check if any.
@@ -180,11 +192,12 @@ def _add_teaching(app: FastAPI, jobs: Jobs, limits: Limits) -> None:
         name, folder = jobs.open()
         try:
             (folder / "received").mkdir()
-            received = await receive(request, folder / "received", limits)
-            asked = await asyncio.to_thread(lay_out, received, folder, limits)
+            with Form(request, folder / "received", large) as form:
+                received = await form.receive()
+                asked = await _in(pool, lambda: lay_out(received, folder, large.limits))
             await asyncio.to_thread(shutil.rmtree, folder / "received")
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            jobs.forget(name, folder)
             raise
         return jobs.add(name, folder, asked)
 
@@ -224,6 +237,26 @@ def _add_versions(app: FastAPI, versions: Versions) -> None:
 
 async def _in(pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(pool, work)
+
+
+@asynccontextmanager
+async def _scratch() -> AsyncIterator[Path]:
+    """A folder for the files of a request; removing thousands of them takes a while."""
+    folder = Path(tempfile.mkdtemp(prefix="fewgraft-"))
+    try:
+        yield folder
+    finally:
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+
+def _turns(photos: Sequence[Upload], size: int) -> Iterator[Sequence[Upload]]:
+    """A few photos at a time: between two turns of a large request others have theirs."""
+    for start in range(0, len(photos), size):
+        yield photos[start : start + size]
+
+
+def _answer(serving: Serving, photos: Sequence[Upload]) -> list[Answer]:
+    return answer(serving.embed, [p.path for p in photos], [p.name for p in photos])
 
 
 def _form(*files: str) -> dict[str, Any]:

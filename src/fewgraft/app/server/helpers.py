@@ -4,6 +4,7 @@ import base64
 import csv
 import io
 from collections import defaultdict
+from concurrent.futures import Executor
 from pathlib import Path
 
 from PIL import Image
@@ -25,7 +26,7 @@ class Helper(BaseModel):
     picture: str  # a data: address
 
 
-def helpers(folder: Path) -> list[Helper]:
+def helpers(folder: Path, decoders: Executor) -> list[Helper]:
     """Those of a finished lesson, class by class, the weightiest first."""
     by_class: dict[str, list[dict[str, str]]] = defaultdict(list)
     with (folder / "learnt" / "pile.csv").open(newline="", encoding="utf-8") as file:
@@ -36,16 +37,16 @@ def helpers(folder: Path) -> list[Helper]:
     shown = []
     for rows in by_class.values():
         rows.sort(key=lambda row: -float(row["weight"]))
-        shown += [_helper(row, folder) for row in rows[:each]]
+        shown += [_helper(row, folder, decoders) for row in rows[:each]]
     return shown[:MOST]
 
 
-def _helper(row: dict[str, str], folder: Path) -> Helper:
+def _helper(row: dict[str, str], folder: Path, decoders: Executor) -> Helper:
     return Helper(
         photo=Path(row["photo"]).name.partition("-")[2],
         helped=row["helped"],
         weight=float(row["weight"]),
-        picture=_thumbnail(folder / row["photo"]),
+        picture=decoders.submit(_thumbnail, folder / row["photo"]).result(),
     )
 
 

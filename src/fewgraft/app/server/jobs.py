@@ -15,12 +15,11 @@ from pydantic import BaseModel
 from fewgraft.app.server import learner
 from fewgraft.app.server.helpers import Helper, helpers
 from fewgraft.app.server.lessons import Asked
-from fewgraft.app.server.refusals import RequestError
+from fewgraft.app.server.refusals import Limits, RequestError
 from fewgraft.app.server.versions import Versions, write_process
-from fewgraft.errors import FewgraftError
+from fewgraft.errors import FewgraftError, why
 
 State = Literal["queued", "running", "done", "failed", "kept", "discarded"]
-MOST_WAITING = 20
 REMEMBERED = 50  # lessons that are over
 
 
@@ -55,8 +54,10 @@ class _Lesson:
 class Jobs:
     """All lessons, and the one thread that runs them."""
 
-    def __init__(self, versions: Versions) -> None:
+    def __init__(self, versions: Versions, limits: Limits) -> None:
         self._versions = versions
+        self._limits = limits
+        self._coming: set[str] = set()  # whose photos are still to come
         self._lessons: dict[str, _Lesson] = {}
         self._waiting: queue.Queue[_Lesson | None] = queue.Queue()
         self._lock = threading.RLock()
@@ -65,19 +66,28 @@ class Jobs:
 
     def open(self) -> tuple[str, Path]:
         """A name and a folder for a lesson whose photos are still to come."""
-        waiting = sum(lesson.job.state == "queued" for lesson in self._lessons.values())
-        if waiting >= MOST_WAITING:
-            raise RequestError(
-                f"{waiting} lessons wait already", "Try again when some are done.", status=503
-            )
-        name = secrets.token_hex(8)
-        return name, self._versions.pending(name)
+        with self._lock:
+            queued = sum(lesson.job.state == "queued" for lesson in self._lessons.values())
+            if (waiting := queued + len(self._coming)) >= self._limits.lessons:
+                raise RequestError(
+                    f"{waiting} lessons wait already", "Try again when some are done.", status=503
+                )
+            name = secrets.token_hex(8)
+            folder = self._versions.pending(name)
+            self._coming.add(name)
+            return name, folder
+
+    def forget(self, name: str, folder: Path) -> None:
+        """A lesson whose photos did not come."""
+        self._coming.discard(name)
+        shutil.rmtree(folder, ignore_errors=True)
 
     def add(self, name: str, folder: Path, asked: Asked) -> Job:
         """Queue a lesson."""
         job = Job(id=name, taught=asked.taught, pile=asked.pile, check=asked.check)
         lesson = _Lesson(job, folder, asked.photos)
         with self._lock:
+            self._coming.discard(name)
             self._lessons[name] = lesson
             self._forget()
         self._waiting.put(lesson)
@@ -157,8 +167,11 @@ class Jobs:
                     self._run(lesson)
             except FewgraftError as error:
                 self._end(lesson, state="failed", error=error.problem, hint=error.hint)
+            except OSError as error:
+                problem = f"the server cannot store this: {why(error)}"
+                self._end(lesson, state="failed", error=problem)
             except Exception as error:  # whatever it is, the next lesson is to run
-                self._end(lesson, state="failed", error=f"{type(error).__name__}: {error}")
+                self._end(lesson, state="failed", error=f"{type(error).__name__}: {why(error)}")
 
     def _begin(self, lesson: _Lesson) -> bool:
         """Start the process, unless the lesson was discarded while it waited."""
@@ -166,9 +179,13 @@ class Jobs:
             if lesson.job.state != "queued":
                 return False
             version = self._versions.serving.name
-            process = learner.start(self._versions.classifier(version), lesson.folder)
-            write_process(lesson.folder / "process", process.pid)
-            lesson.process = process
+            lesson.process = learner.start(self._versions.classifier(version), lesson.folder)
+            try:
+                write_process(lesson.folder / "process", lesson.process.pid)
+            except BaseException:  # a full disk: nobody would know of the process
+                lesson.process.kill()
+                lesson.process.wait()
+                raise
             self._change(
                 lesson, state="running", learnt_from=version, message="starting", progress=0.02
             )
@@ -184,7 +201,7 @@ class Jobs:
 
         learner.watch(lesson.process, lesson.photos, tell)
         summary = json.loads((lesson.folder / "learnt" / "lesson.json").read_bytes())
-        shown = helpers(lesson.folder)
+        shown = helpers(lesson.folder, self._versions.decoders)
         self._end(lesson, state="done", summary=summary, helpers=shown)
 
     def _end(self, lesson: _Lesson, state: State, **news: Any) -> None:
@@ -196,9 +213,9 @@ class Jobs:
                 return
             progress = 1.0 if state == "done" else lesson.job.progress
             self._change(lesson, state=state, message=state, progress=progress, **news)
-            learnt = [lesson.folder / "learnt"] if state == "done" else []
-            for path in lesson.folder.iterdir():
-                if path not in learnt:
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
-            if not learnt:
-                lesson.folder.rmdir()
+            if state != "done":
+                shutil.rmtree(lesson.folder, ignore_errors=True)
+                return
+            for name in ("new", "pile", "check"):
+                shutil.rmtree(lesson.folder / name, ignore_errors=True)
+            (lesson.folder / "process").unlink(missing_ok=True)

@@ -60,7 +60,7 @@ def class_name(text: str) -> str:
         raise RequestError(
             f"no class can be called '{name}'", "That is the answer where no class fits."
         )
-    if not name.isprintable() or re.search(r"[/\\:]", name) or name.startswith("."):
+    if not name.isprintable() or re.search(r"[/\\:\ufffd]", name) or name.startswith("."):
         raise RequestError(
             f"'{''.join(c for c in name if c.isprintable())}' cannot be the name of a class",
             "Leave out slashes, colons, control characters and a dot at the beginning.",

@@ -6,9 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from fewgraft.app.server.api import create_app
+from fewgraft.app.server.connections import BACKLOG, protocol
 from fewgraft.app.server.guard import is_local
+from fewgraft.app.server.log import sparing_log
+from fewgraft.app.server.memory import give_back_memory
+from fewgraft.app.server.refusals import Limits
 from fewgraft.app.server.versions import Versions, default_folder
 from fewgraft.errors import FewgraftError
 
@@ -29,27 +34,44 @@ def run(
             f"{host} can be reached from other machines: a token is needed",
             "Give --token or set FEWGRAFT_TOKEN to a long secret, or stay with 127.0.0.1.",
         )
-    with contextlib.closing(_listen(host, port)) as listening:
-        versions = Versions(classifier, folder or default_folder(classifier))
-        app = create_app(versions, token or None)
+    limits = Limits()
+    give_back_memory()
+    with sparing_log(), contextlib.closing(_listen(host, port)) as listening:
+        versions = Versions(classifier, folder or default_folder(classifier), limits)
+        app = create_app(versions, token or None, limits)
         serving = versions.serving
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{listening.getsockname()[1]}"
         classes = len(serving.embed.model.card.classes)
         tell(f"{classifier} ({serving.name}, {classes} classes) is at {address}")
         tell(f"versions are kept in {versions.folder}; stop with Ctrl-C")
-        config = uvicorn.Config(
-            app, log_level="warning", server_header=False, timeout_graceful_shutdown=PATIENCE
-        )
         with contextlib.suppress(KeyboardInterrupt):
-            uvicorn.Server(config).run(sockets=[listening])
+            uvicorn.Server(configured(app, limits)).run(sockets=[listening])
+
+
+def configured(app: ASGIApp, limits: Limits) -> uvicorn.Config:
+    """How uvicorn runs it: connections are ours, and nothing is logged but warnings."""
+    return uvicorn.Config(
+        app,
+        loop="asyncio",
+        http=protocol(limits),
+        ws="none",
+        backlog=BACKLOG,
+        timeout_keep_alive=limits.idle,
+        timeout_graceful_shutdown=PATIENCE,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+    )
 
 
 def _listen(host: str, port: int) -> socket.socket:
     """Before anything is loaded: a port that is taken is told at once."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=1024)
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise FewgraftError(
             f"cannot listen on {host}, port {port}: {error.strerror or error}",

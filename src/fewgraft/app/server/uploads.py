@@ -3,10 +3,12 @@
 The names that senders give are shown to people and never used as paths.
 """
 
+import asyncio
 import re
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Self
 
 from python_multipart import MultipartParser
 from python_multipart.exceptions import FormParserError
@@ -18,9 +20,8 @@ from fewgraft.app.server.refusals import MB, Limits, RequestError
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
-LONGEST_TEXT = 10_000  # bytes of a field that is no file
 LONGEST_NAME = 60  # characters of a file's name that are kept
-MOST_FIELDS = 1_000
+LONGEST_BOUNDARY = 70  # bytes, as RFC 2046 has it
 
 
 @dataclass(frozen=True)
@@ -44,33 +45,85 @@ class Received:
         return [file for file in self.files if file.field == name]
 
 
-async def receive(request: Request, folder: Path, limits: Limits) -> Received:
-    """Read a multipart form; its files land in `folder`."""
-    kind, options = parse_options_header(request.headers.get("content-type", ""))
+class Large:
+    """Places for requests of many parts: the lists of those parts are kept in memory."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._places = threading.BoundedSemaphore(limits.large)
+
+    def enter(self) -> None:
+        """Take a place, or be told that there is none."""
+        if not self._places.acquire(blocking=False):
+            raise RequestError(
+                f"{self.limits.large} requests of many files are in hand already",
+                f"Try again later, or send at most {self.limits.few} files at a time.",
+                status=503,
+            )
+
+    def leave(self) -> None:
+        """Give the place back."""
+        self._places.release()
+
+
+class Form:
+    """The form of one request. Its files land in `folder`, and its place is its own till the end.
+
+    Use as a context: leaving it gives the place back.
+    """
+
+    def __init__(self, request: Request, folder: Path, large: Large) -> None:
+        self._request = request
+        self._sink = _Sink(folder, large)
+
+    def __enter__(self) -> Self:
+        """No place is taken before there are many parts."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Also after a failure."""
+        self._sink.close()
+        self._sink.leave()
+
+    async def receive(self) -> Received:
+        """Read all of it."""
+        limits, sink = self._sink.large.limits, self._sink
+        boundary = _boundary(self._request.headers.get("content-type", ""))
+        parser = MultipartParser(boundary, sink.callbacks())
+        total = 0
+        try:
+            async for chunk in self._request.stream():
+                total += len(chunk)
+                refuse_length(total, limits)
+                await asyncio.to_thread(parser.write, chunk)  # disks and parsers may be slow
+            parser.finalize()
+        except FormParserError as error:
+            raise RequestError(f"the form is damaged: {error}", status=400) from None
+        except ClientDisconnect:
+            raise RequestError("the upload broke off", status=400) from None
+        finally:
+            sink.close()
+        if not sink.ended:
+            raise RequestError("the form is damaged: its end is missing", status=400)
+        return sink.received
+
+
+def _boundary(content_type: str) -> bytes:
+    """What is between the parts."""
+    kind, options = parse_options_header(content_type)
     if kind != b"multipart/form-data" or b"boundary" not in options:
         raise RequestError(
             "the request is not a form with files",
             "Send multipart/form-data, as curl -F does.",
             status=415,
         )
-    sink = _Sink(folder, limits)
-    parser = MultipartParser(options[b"boundary"], sink.callbacks())
-    total = 0
-    try:
-        async for chunk in request.stream():
-            total += len(chunk)
-            refuse_length(total, limits)
-            parser.write(chunk)
-        parser.finalize()
-    except FormParserError as error:
-        raise RequestError(f"the form is damaged: {error}", status=400) from None
-    except ClientDisconnect:
-        raise RequestError("the upload broke off", status=400) from None
-    finally:
-        sink.close()
-    if not sink.ended:
-        raise RequestError("the form is damaged: its end is missing", status=400)
-    return sink.received
+    boundary = options[b"boundary"]
+    if not 0 < len(boundary) <= LONGEST_BOUNDARY:
+        raise RequestError(
+            f"the boundary of the form has {len(boundary):,} bytes, not 1 to {LONGEST_BOUNDARY}",
+            status=400,
+        )
+    return boundary
 
 
 def refuse_length(length: int, limits: Limits) -> None:
@@ -102,11 +155,15 @@ def is_zip(name: str) -> bool:
 class _Sink:
     """What the parser tells, piece by piece."""
 
-    def __init__(self, folder: Path, limits: Limits) -> None:
+    def __init__(self, folder: Path, large: Large) -> None:
         self.received = Received()
         self.ended = False
+        self.large = large
+        self._has_place = False
         self._folder = folder
-        self._limits = limits
+        self._limits = large.limits
+        self._parts = 0
+        self._headers, self._head = 0, 0  # of this part, and their bytes
         self._header, self._value = b"", b""
         self._field, self._name = "", ""
         self._file: BinaryIO | None = None
@@ -130,20 +187,45 @@ class _Sink:
             self._file.close()
             self._file = None
 
+    def leave(self) -> None:
+        if self._has_place:
+            self.large.leave()
+            self._has_place = False
+
     def _begin(self) -> None:
         self._field, self._name, self._text, self._size = "", "", bytearray(), 0
+        self._headers, self._head = 0, 0
+        self._parts += 1  # also without a name and without a byte
+        if self._parts > self._limits.files + self._limits.fields:
+            raise RequestError("the form has too many parts", status=413)
+        if self._parts > self._limits.few and not self._has_place:
+            self.large.enter()
+            self._has_place = True
 
     def _header_field(self, data: bytes, start: int, end: int) -> None:
+        self._take_head(end - start)
         self._header += data[start:end]
 
     def _header_value(self, data: bytes, start: int, end: int) -> None:
+        self._take_head(end - start)
         self._value += data[start:end]
 
+    def _take_head(self, size: int) -> None:
+        self._head += size
+        if self._head > self._limits.part_head:
+            raise RequestError("the headers of a part of the form are too long", status=400)
+
     def _header_end(self) -> None:
+        self._headers += 1
+        if self._headers > self._limits.part_headers:
+            raise RequestError("a part of the form has too many headers", status=400)
         if self._header.lower() == b"content-disposition":
             _, options = parse_options_header(self._value)
             self._field = options.get(b"name", b"").decode("utf-8", "replace")
             self._name = options.get(b"filename", b"").decode("utf-8", "replace")
+            if len(self._field) > self._limits.field_name:
+                name = shown_name(self._field)
+                raise RequestError(f"the name of the field '{name}' is too long")
         self._header, self._value = b"", b""
 
     def _headers_finished(self) -> None:
@@ -159,8 +241,8 @@ class _Sink:
     def _data(self, data: bytes, start: int, end: int) -> None:
         self._size += end - start
         if self._file is None:
-            if self._size > LONGEST_TEXT:
-                raise RequestError(f"the field '{shown_name(self._field)}' is too long", status=413)
+            if self._size > self._limits.text:
+                raise RequestError(f"the field '{shown_name(self._field)}' is too long")
             self._text += data[start:end]
             return
         if self._size > self._limits.file and not is_zip(self._name):
@@ -175,8 +257,10 @@ class _Sink:
         if self._file:
             self.close()
         elif self._field:
+            if self._field in self.received.texts:
+                raise RequestError(f"the field '{shown_name(self._field)}' is given twice")
             self.received.texts[self._field] = self._text.decode("utf-8", "replace")
-            if len(self.received.texts) > MOST_FIELDS:
+            if len(self.received.texts) > self._limits.fields:
                 raise RequestError("the form has too many fields", status=413)
 
     def _whole(self) -> None:

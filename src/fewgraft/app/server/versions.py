@@ -3,30 +3,32 @@
     v2/, v3/, ...       classifiers as `fewgraft learn` writes them, and version.json beside
     current.json        which one serves: "original" is the classifier that the server was given
     .pending-.../       a lesson in work; after a crash the next server clears it away
-    .server             the process that serves this folder
+    .server             locked by the process that serves this folder
 
 A version that was kept is never changed. Killed at any moment, the folder is as it was before or
 after the step in hand.
 """
 
+import contextlib
 import datetime
 import json
-import os
 import re
 import shutil
 import threading
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from fewgraft.app.embedding import Embedder
 from fewgraft.app.saving import open_classifier
-from fewgraft.app.server.refusals import RequestError
-from fewgraft.errors import FewgraftError
+from fewgraft.app.server.refusals import Limits, RequestError
+from fewgraft.errors import FewgraftError, reading
 from fewgraft.files import write_atomically
+from fewgraft.locks import take_lock
 from fewgraft.model import ModelCard
 
 ORIGINAL = "original"
@@ -45,6 +47,13 @@ class Version(BaseModel):
     problem: str = ""  # why it cannot be used
 
 
+class _Facts(BaseModel):
+    """version.json."""
+
+    learnt_from: str
+    kept: str
+
+
 @dataclass(frozen=True)
 class Serving:
     """A version that is loaded."""
@@ -56,15 +65,18 @@ class Serving:
 class Versions:
     """The folder, and the version in memory."""
 
-    def __init__(self, classifier: str, folder: Path) -> None:
+    def __init__(self, classifier: str, folder: Path, limits: Limits | None = None) -> None:
         self.folder = folder.resolve()
         self._original = _absolute(classifier)
         self._lock = threading.Lock()
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._claim()
-        except OSError as error:
-            raise FewgraftError(f"cannot write {self.folder}: {error.strerror}") from None
+        # One for all versions and requests: what decoding takes of the memory is bounded by it.
+        self.decoders = ThreadPoolExecutor((limits or Limits()).decodes, "decode")
+        busy = f"{self.folder} is served already"
+        # One server per folder: two would not know of each other's steps.
+        self._owner = take_lock(
+            self.folder / ".server",
+            FewgraftError(busy, "Stop that one, or give another --versions."),
+        )
         try:
             self._clear()
             self._n_original = len(open_classifier(self._original).card.classes)
@@ -75,7 +87,8 @@ class Versions:
 
     def close(self) -> None:
         """Let another server have the folder."""
-        (self.folder / ".server").unlink(missing_ok=True)
+        self._owner.release()
+        self.decoders.shutdown(cancel_futures=True)
 
     def pending(self, name: str) -> Path:
         """A new folder for a lesson in work."""
@@ -88,7 +101,7 @@ class Versions:
         if name == ORIGINAL:
             return self._original
         if name not in self._names():
-            raise RequestError(f"there is no version '{name}'", status=404)
+            raise RequestError(f"there is no version '{name[:40]}'", status=404)
         return str(self.folder / name)
 
     def listed(self) -> list[Version]:
@@ -114,10 +127,14 @@ class Versions:
                 )
             name = f"v{max(map(_number, self._names()), default=1) + 1}"
             now = datetime.datetime.now(tz=datetime.UTC).isoformat(timespec="seconds")
-            facts = {"learnt_from": learnt_from, "kept": now}
-            write_atomically(learnt / "version.json", json.dumps(facts).encode())
+            facts = _Facts(learnt_from=learnt_from, kept=now)
+            write_atomically(learnt / "version.json", facts.model_dump_json().encode())
             learnt.rename(self.folder / name)
-            self._use(name)
+            try:
+                self._use(name)
+            except BaseException:  # a full disk: it is still a lesson that can be kept
+                (self.folder / name).rename(learnt)
+                raise
             return name
 
     def _use(self, name: str) -> None:
@@ -127,7 +144,8 @@ class Versions:
 
     def _load(self, name: str) -> Serving:
         model = open_classifier(self.classifier(name))
-        return Serving(name, Embedder(model, keep=False, tracker=_silently))
+        embed = Embedder(model, keep=False, tracker=_silently, decoders=self.decoders)
+        return Serving(name, embed)
 
     def _names(self) -> list[str]:
         return [
@@ -140,19 +158,23 @@ class Versions:
         folder = self.folder / name
         version = Version(name=name, current=self.serving.name == name, classes=0)
         try:
-            card = ModelCard.model_validate_json((folder / "model.json").read_bytes())
-            facts = json.loads((folder / "version.json").read_bytes())
-        except (OSError, ValueError, ValidationError):
+            with reading(folder):
+                card = ModelCard.model_validate_json((folder / "model.json").read_bytes())
+                facts = _Facts.model_validate_json((folder / "version.json").read_bytes())
+        except FewgraftError:
             return version.model_copy(update={"problem": "its files are damaged"})
         lesson = card.lessons[-1] if card.lessons else ""
         known = {"classes": len(card.classes), "lesson": lesson}
-        return version.model_copy(update={**known, **facts})
+        return version.model_copy(update={**known, **facts.model_dump()})
 
     def _read_current(self) -> str:
         path = self.folder / "current.json"
+        if not path.exists():
+            return ORIGINAL
         try:
-            name = json.loads(path.read_bytes())["current"] if path.exists() else ORIGINAL
-        except (OSError, ValueError, KeyError, TypeError):
+            with reading(path):
+                name = json.loads(path.read_bytes())["current"]
+        except FewgraftError:
             raise FewgraftError(
                 f"{path} is damaged", "Delete it to serve the original classifier."
             ) from None
@@ -163,22 +185,13 @@ class Versions:
             )
         return str(name)
 
-    def _claim(self) -> None:
-        """One server a folder: two would not know of each other's steps."""
-        owner = self.folder / ".server"
-        if owner.exists() and (process := written_process(owner)):
-            raise FewgraftError(
-                f"{self.folder} is served already, by process {process.pid}",
-                "Stop that one, or give another --versions.",
-            )
-        write_process(owner, os.getpid())
-
     def _clear(self) -> None:
         """What a killed server left: its lesson must not go on, and its uploads are not kept."""
         for left in self.folder.glob(f"{PENDING}*"):
             if process := written_process(left / "process"):
-                process.kill()
-                process.wait()
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+                    process.wait()
             shutil.rmtree(left, ignore_errors=True)
 
 

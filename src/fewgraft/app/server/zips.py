@@ -4,17 +4,19 @@ import shutil
 import stat
 import struct
 import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from fewgraft.app.server.refusals import MB, Budget, RequestError
+from fewgraft.app.server.refusals import MB, Budget, Limits, RequestError
 from fewgraft.app.server.uploads import Upload, shown_name, stored_name
 from fewgraft.data.sources.folder import NOT_PICTURES
+from fewgraft.errors import why
 
-LARGEST_INDEX = 8 * MB  # bytes of a zip's list of entries; 5,000 long names need less
 SMALL = 100_000  # bytes; what is smaller when unpacked does no harm, however well it was packed
-END = b"PK\x05\x06"  # the record at the end of a zip
+END, END_SIZE = b"PK\x05\x06", 22  # the record at the end of a zip, before its comment
+ENTRY, ENTRY_SIZE = b"PK\x01\x02", 46  # a line of its index, before its name and comment
+ZIP64 = b"PK\x06\x07"  # leads to a second end record, for more than 4 GB
+TAIL = END_SIZE + 65_535 + 20  # where the end record lies, with the longest comment
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Unpacked:
 
 def unpack(archive: Upload, folder: Path, budget: Budget) -> list[Unpacked]:
     """All photos of a zip, in its order; a zip with anything wrong in it is refused as a whole."""
-    _refuse_large_index(archive)
+    budget.list(_look_at_index(archive, budget.limits), archive.name)
     try:
         with zipfile.ZipFile(archive.path) as opened:
             for entry in opened.infolist():
@@ -46,8 +48,10 @@ def unpack(archive: Upload, folder: Path, budget: Budget) -> list[Unpacked]:
                 Unpacked(PurePosixPath(entry.filename), _write(opened, entry, folder, number))
                 for number, entry in enumerate(entries)
             ]
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError, ValueError) as error:
-        raise RequestError(f"'{archive.name}' is no zip that can be opened: {error}") from None
+    except (RequestError, OSError):  # OSError: it is our disk that fails
+        raise
+    except Exception as error:  # damaged zips raise nearly anything
+        raise _unopened(archive, why(error)) from None
 
 
 def _look_at_path(name: str, archive: str) -> None:
@@ -70,7 +74,7 @@ def _passed_over(entry: zipfile.ZipInfo) -> bool:
 def _look_at(entry: zipfile.ZipInfo, archive: str, budget: Budget) -> None:
     """Refuse an entry by what the zip itself says of it."""
     where = f"'{shown_name(entry.filename)}' in '{archive}'"
-    if entry.header_offset < 0:
+    if entry.header_offset < 0:  # zipfile would seek there
         raise zipfile.BadZipFile("its beginning is missing")
     mode = stat.S_IFMT(entry.external_attr >> 16)
     if mode and not stat.S_ISREG(mode):
@@ -95,15 +99,48 @@ def _write(opened: zipfile.ZipFile, entry: zipfile.ZipInfo, folder: Path, number
     return path
 
 
-def _refuse_large_index(archive: Upload) -> None:
-    """A list of millions of entries would fill the memory before a single one is looked at."""
+def _look_at_index(archive: Upload, limits: Limits) -> int:
+    """The number of entries; refuses a zip by its index, before zipfile makes objects of them.
+
+    The end record is the one that zipfile takes, and there is no second one. It says where the
+    index is; the index is walked, as the number of entries that the record states may be a lie.
+    """
     with archive.path.open("rb") as file:
         size = file.seek(0, 2)
-        file.seek(max(0, size - 66_000))
-        end = file.read()
-    place = end.rfind(END)
-    if place < 0 or len(end) < place + 22:
-        raise RequestError(f"'{archive.name}' is not a zip")
-    (index,) = struct.unpack_from("<I", end, place + 12)
-    if index > LARGEST_INDEX:
-        raise RequestError(f"'{archive.name}' lists too many files", status=413)
+        file.seek(max(0, size - TAIL))
+        tail = file.read()
+        place = tail.rfind(END)
+        if place < 0 or len(tail) < place + END_SIZE:
+            raise RequestError(f"'{archive.name}' is not a zip")
+        if tail[max(0, place - 20) : place].startswith(ZIP64):
+            raise RequestError(
+                f"'{archive.name}' is a zip of the kind ZIP64", "Pack it anew, as a plain zip."
+            )
+        disk, disks, here, count, length, start, comment = struct.unpack_from(
+            "<4H2LH", tail, place + len(END)
+        )
+        if length > limits.index or count > limits.entries:
+            raise RequestError(f"'{archive.name}' lists too many files", status=413)
+        end = size - len(tail) + place
+        whole = start + length == end and end + END_SIZE + comment == size
+        if not whole or (disk, disks, here) != (0, 0, count):
+            raise _unopened(archive, "its end does not fit the rest")
+        file.seek(start)
+        if _entries(file.read(length), limits.entries) != count:
+            raise _unopened(archive, "its index is damaged")
+    return int(count)
+
+
+def _entries(index: bytes, most: int) -> int:
+    """How many entries an index has; -1 where it is not made of entries from end to end."""
+    place = count = 0
+    while place < len(index) and count <= most:
+        if not index.startswith(ENTRY, place) or place + ENTRY_SIZE > len(index):
+            return -1
+        place += ENTRY_SIZE + sum(struct.unpack_from("<3H", index, place + 28))
+        count += 1
+    return count if place == len(index) else -1
+
+
+def _unopened(archive: Upload, reason: str) -> RequestError:
+    return RequestError(f"'{archive.name}' is no zip that can be opened: {reason}")

@@ -1,0 +1,363 @@
+"""What the server refuses: slow senders, crowds, and forms and zips that are too much."""
+
+import asyncio
+import contextlib
+import io
+import logging
+import shutil
+import socket
+import struct
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from fewgraft.app.embedding import Embedder
+from fewgraft.app.saving import open_classifier
+from fewgraft.app.server import connections, log
+from fewgraft.app.server.api import create_app
+from fewgraft.app.server.refusals import Budget, Limits, RequestError
+from fewgraft.app.server.run import configured
+from fewgraft.app.server.uploads import Upload
+from fewgraft.app.server.versions import Versions
+from fewgraft.app.server.zips import unpack
+from fewgraft.bench.models import ZOO
+
+PATIENCE = 60  # seconds, before something that should happen is taken not to
+HOST = b"Host: localhost\r\n"
+FORM = b"Content-Type: multipart/form-data; boundary=x\r\n"
+PART = b'--x\r\nContent-Disposition: form-data; name="photo"; filename="a.png"\r\n'
+END = b"\r\n--x--\r\n"
+
+
+@contextlib.contextmanager
+def listening(app: ASGIApp, limits: Limits) -> Iterator[int]:
+    """The port of an application that is served in this process, under other limits."""
+    server = uvicorn.Server(configured(app, limits))
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [door]})
+        thread.start()
+        try:
+            yield int(door.getsockname()[1])
+        finally:
+            server.should_exit = True
+            thread.join(PATIENCE)
+
+
+@contextlib.contextmanager
+def serving(folder: Path, **limits: Any) -> Iterator[int]:
+    own = Limits(**limits)
+    with listening(create_app(Versions("icons", folder, own), None, own), own) as port:
+        yield port
+
+
+def connect(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
+
+
+def answer(one: socket.socket) -> bytes:
+    """All that comes until the connection ends."""
+    got = b""
+    with contextlib.suppress(ConnectionError):
+        while more := one.recv(65536):
+            got += more
+    return got
+
+
+def ask(port: int, content: bytes) -> tuple[int, bytes]:
+    with connect(port) as one:
+        one.sendall(content)
+        got = answer(one)
+    return int(got.split()[1]) if got else 0, got
+
+
+def get(path: str) -> bytes:
+    return b"GET %s HTTP/1.1\r\n%sConnection: close\r\n\r\n" % (path.encode(), HOST)
+
+
+def post(path: str, body: bytes, kind: bytes = FORM) -> bytes:
+    length = b"Content-Length: %d\r\nConnection: close\r\n\r\n" % len(body)
+    return b"POST %s HTTP/1.1\r\n%s%s%s%s" % (path.encode(), HOST, kind, length, body)
+
+
+# --- time and crowds ---
+
+
+def test_slow_senders_are_told_and_lose_their_connection(tmp_path: Path) -> None:
+    with serving(tmp_path, head_time=0.5, pace=(0.5, 1_000), linger=0.5) as port:
+        head = b"POST /api/predict HTTP/1.1\r\n" + HOST
+        silent, in_head, in_body, refused = (connect(port) for _ in range(4))
+        in_head.sendall(head)
+        in_body.sendall(head + FORM + b"Content-Length: 9000\r\n\r\n" + PART)
+        refused.sendall(head + b"Content-Length: 999999999\r\n\r\nabc")
+        assert answer(silent) == b""
+        assert b" 408 " in answer(in_head)
+        assert b"the upload is too slow" in answer(in_body)
+        assert b" 413 " in answer(refused)
+        assert ask(port, get("/api/classes"))[0] == 200
+        for one in (silent, in_head, in_body, refused):
+            one.close()
+
+
+def test_answers_that_nobody_reads_are_given_up() -> None:
+    sent, gone = 0, threading.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal sent
+        if scope["type"] != "http":
+            raise NotImplementedError
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while sent < 1_000:
+            await send({"type": "http.response.body", "body": bytes(100_000), "more_body": True})
+            sent += 1
+            if (await asyncio.wait_for(receive(), 1))["type"] == "http.disconnect":
+                break
+        gone.set()
+
+    async def reads_on(scope: Scope, receive: Receive, send: Send) -> None:
+        async def empty() -> Any:
+            return {"type": "http.request"} if sent < 1 else await _soon(receive)
+
+        await app(scope, empty, send)
+
+    with listening(reads_on, Limits(answer=0.5)) as port, connect(port) as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        one.sendall(get("/"))
+        assert gone.wait(PATIENCE)
+    assert sent < 1_000
+
+
+async def _soon(receive: Receive) -> Any:
+    try:
+        return await asyncio.wait_for(receive(), 0.001)
+    except TimeoutError:
+        return {"type": "http.request"}
+
+
+def test_in_a_crowd_whoever_waits_gives_way(tmp_path: Path) -> None:
+    with serving(tmp_path, connections=4) as port:
+        crowd = [connect(port) for _ in range(12)]
+        for one in crowd:
+            with contextlib.suppress(ConnectionError):
+                one.sendall(b"POST /api/learn HTTP/1.1\r\n" + HOST)
+        assert ask(port, get("/api/classes"))[0] == 200
+        for one in crowd:
+            one.close()
+
+
+def test_where_all_are_at_work_the_next_is_told() -> None:
+    begun, go = threading.Semaphore(0), threading.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise NotImplementedError
+        begun.release()
+        await asyncio.to_thread(go.wait, PATIENCE)
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    with listening(app, Limits(connections=2, share=1)) as port:
+        working = [connect(port) for _ in range(2)]
+        for one in working:
+            one.sendall(get("/"))
+        assert all(begun.acquire(timeout=PATIENCE) for _ in working)
+        with connect(port) as late:
+            assert b" 503 " in answer(late)
+        go.set()
+        assert all(b" 204 " in answer(one) for one in working)
+
+
+def test_files_that_may_be_open_bound_the_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    resource = pytest.importorskip("resource")
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1_024, 4_096))
+    door = connections.Door(Limits())
+    assert 300 <= door._share < door._most < 1_024 / 2
+
+
+# --- bytes that are no good HTTP ---
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"hello\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 17_000, 400),
+        (b"GET /api/classes HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n", 400),
+        (b"HEAD /api/jobs HTTP/1.1\r\n%sTransfer-Encoding: chunked\r\n\r\nzz\r\n" % HOST, 400),
+        (
+            b"POST /api/predict HTTP/1.1\r\n%s%sTransfer-Encoding: chunked\r\n\r\n" % (HOST, FORM)
+            + b"1\r\na\r\n" * 5_000,
+            400,
+        ),
+        (get("/api/classes/"), 404),
+        (post("/api/versions", b""), 405),
+    ],
+)  # fmt: skip
+def test_bad_requests_are_answered_and_leave_no_traceback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, sent: bytes, status: int
+) -> None:
+    with serving(tmp_path, linger=0.5) as port:
+        got, told = ask(port, sent)
+        assert got == status
+        assert (b"allow: GET" in told) == sent.startswith(b"POST /api/versions")
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+# --- forms ---
+
+FORMS: dict[str, tuple[bytes, bytes, int, bytes]] = {
+    "a long boundary": (b"multipart/form-data; boundary=" + b"b" * 300, b"", 400, b"boundary"),
+    "an empty boundary": (b"multipart/form-data; boundary=", b"----", 400, b"boundary"),
+    "empty parts": (b"", b"--x\r\n\r\n\r\n" * 8_000 + b"--x--\r\n", 413, b"too many parts"),
+    "many headers": (b"", PART + b"A: b\r\n" * 9 + b"\r\n" + END, 400, b"header"),
+    "long headers": (b"", PART + b"A: " + b"b" * 4_000 + b"\r\n\r\n" + END, 400, b"too long"),
+    "a long name": (
+        b"",
+        b"--x\r\nContent-Disposition: form-data; name=" + b"n" * 101 + b"\r\n\r\nv" + END,
+        422,
+        b"too long",
+    ),
+    "a field twice": (
+        b"",
+        b'--x\r\nContent-Disposition: form-data; name="class1"\r\n\r\nv\r\n' * 2 + END[2:],
+        422,
+        b"given twice",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_forms_that_are_too_much(tmp_path: Path, kind: str) -> None:
+    content_type, body, status, words = FORMS[kind]
+    header = b"Content-Type: %s\r\n" % content_type if content_type else FORM
+    with serving(tmp_path) as port:
+        got, told = ask(port, post("/api/learn", body, header))
+    assert got == status
+    assert words in told
+    assert not list(tmp_path.glob(".pending-*"))
+
+
+def test_few_requests_of_many_files_at_a_time(tmp_path: Path) -> None:
+    files = (PART + b"\r\n\r\n") * 3
+    with serving(tmp_path, few=2, large=1) as port, connect(port) as first:
+        head = b"POST /api/predict HTTP/1.1\r\n" + HOST + FORM + b"Content-Length: 9000\r\n\r\n"
+        first.sendall(head + files)
+        busy = post("/api/predict", files + END[2:])
+        while (got := ask(port, busy)[0]) == 422:  # the first one is not read yet
+            pass
+        assert got == 503
+        assert ask(port, post("/api/predict", PART + b"\r\n" + END))[0] == 422, "one file is fine"
+        first.close()
+        while (got := ask(port, busy)[0]) == 503:
+            pass
+        assert got == 422
+
+
+# --- zips ---
+
+
+def zipped(comment: bytes = b"") -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        archive.writestr("a.png", b"some bytes")
+        archive.comment = comment
+    return made.getvalue()
+
+
+def indexed(count: int, stated: int, between: bytes = b"") -> bytes:
+    """A zip of nothing but an index of `count` entries, which states that it has `stated`."""
+    entry = b"PK\1\2" + struct.pack("<6H3L5H2L", 20, 20, *[0] * 7, 1, *[0] * 6) + b"a"
+    index = entry * count
+    return (
+        index + between + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, stated, stated, len(index), 0, 0)
+    )
+
+
+ZIPS: dict[str, tuple[Callable[[], bytes], str]] = {
+    "zip64": (lambda: indexed(3, 3, struct.pack("<4sLQL", b"PK\6\7", 0, 0, 1)), "ZIP64"),
+    "many": (lambda: indexed(60_000, 60_000), "too many files"),
+    "many, and a lie": (lambda: indexed(60_000, 1), "its index is damaged"),
+    "too long an index": (lambda: indexed(200_000, 1), "too many files"),
+    "a prefix": (lambda: b"#!" + zipped(), "its end does not fit"),
+    "a rest": (lambda: zipped() + b"rest", "its end does not fit"),
+    "two ends": (lambda: zipped() + zipped()[-22:], "its end does not fit"),
+    "an end in the comment": (lambda: zipped(zipped()[-22:] + b"x"), "its end does not fit"),
+}
+
+
+@pytest.mark.parametrize("kind", ZIPS)
+def test_zips_are_refused_by_their_index(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, problem = ZIPS[kind]
+    (tmp_path / "a.zip").write_bytes(make())
+    monkeypatch.setattr(zipfile, "ZipFile", None)  # which must not come so far
+    with pytest.raises(RequestError, match=problem):
+        unpack(Upload("pile", "a.zip", tmp_path / "a.zip"), tmp_path, Budget(Limits()))
+
+
+def test_zips_together_have_a_number_of_entries(tmp_path: Path) -> None:
+    (tmp_path / "a.zip").write_bytes(zipped(b"a comment does no harm"))
+    archive = Upload("pile", "a.zip", tmp_path / "a.zip")
+    budget = Budget(Limits(entries=2))
+    for _ in range(2):
+        assert [one.path.read_bytes() for one in unpack(archive, tmp_path, budget)] == [
+            b"some bytes"
+        ]
+    with pytest.raises(RequestError, match="too many files"):
+        unpack(archive, tmp_path, budget)
+
+
+# --- the rest ---
+
+
+def test_a_log_that_cannot_be_filled(capsys: pytest.CaptureFixture[str]) -> None:
+    with log.sparing_log():
+        for number in range(1_000):
+            logging.getLogger("asyncio").error("out of files %d", number)
+    assert len(capsys.readouterr().err.splitlines()) == log.LINES
+
+
+def test_decoders_are_shared_and_outlive_a_call() -> None:
+    model = open_classifier("icons")
+    photos = [np.full((40, 40, 3), shade, np.uint8) for shade in range(0, 250, 5)]
+    alone = Embedder(model, keep=False)(photos)
+    names: set[str] = set()
+
+    class Counted(ThreadPoolExecutor):
+        def submit(self, work: Any, /, *words: Any, **options: Any) -> Any:
+            def named() -> Any:
+                names.add(threading.current_thread().name)
+                return work(*words, **options)
+
+            return super().submit(named)
+
+    with Counted(1) as pool:
+        embed = Embedder(model, keep=False, decoders=pool)
+        for _ in range(2):
+            np.testing.assert_allclose(embed(photos).features, alone.features, atol=1e-5)
+    assert len(names) == 1
+
+
+def test_a_lesson_that_cannot_be_kept_is_still_there(tmp_path: Path) -> None:
+    versions = Versions("icons", tmp_path / "kept")
+    learnt = versions.pending("lesson") / "learnt"
+    shutil.copytree(ZOO / "icons" / "algorithm-1", learnt)
+    (versions.folder / "current.json").mkdir()  # which no file can replace
+    with pytest.raises(OSError):
+        versions.keep(learnt, "original")
+    assert (learnt / "model.json").is_file()
+    assert [one.name for one in versions.listed()] == ["original"]
+    (versions.folder / "current.json").rmdir()
+    assert versions.keep(learnt, "original") == "v2"
+    for odd in ("[1]", '{"kept": 1}', "[" * 100_000, '{"current": true, "kept": "", "name": "x"}'):
+        (versions.folder / "v2" / "version.json").write_text(odd)
+        assert versions.listed()[0].problem == "its files are damaged"
+    versions.close()
