@@ -8,7 +8,6 @@ import math
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from functools import lru_cache, partial
 from pathlib import Path
@@ -23,6 +22,7 @@ from fewgraft.backbones import BackboneSpec, KnownSettings, Settings, onnx_trial
 from fewgraft.data.store import Channels
 from fewgraft.errors import FewgraftError, nearest, reading
 from fewgraft.extras import extra, first_line
+from fewgraft.files import temporary_folder
 from fewgraft.parsing import read_whole, validated
 
 EXTRA = "onnx"
@@ -114,8 +114,8 @@ def open_session(file: Tensor, size: int = 0) -> Any:
 def try_in_a_child(content: bytes, size: int) -> None:
     """Refuse a file that onnxruntime cannot open and run, or that ends the process which tries."""
     extra("onnx", EXTRA)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "network.onnx")
+    with temporary_folder() as folder:
+        path = folder / "network.onnx"
         path.write_bytes(content)
         try:
             tried = subprocess.run(
