@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
-from PIL import Image
 
+from campaign.layouts import Pixels, noise, photo_tree
 from fewgraft.data.icons import load_icons
 from fewgraft.data.store import ImageStore
 
@@ -24,7 +22,7 @@ needs_cifar = pytest.mark.skipif(not CIFAR.is_dir(), reason=f"CIFAR-100 is not i
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
-Pixels = NDArray[np.uint8]
+__all__ = ["CHROMIUM", "CIFAR", "DRIVER", "Pixels", "needs_cifar", "noise"]
 
 
 @pytest.fixture(scope="session")
@@ -49,22 +47,12 @@ def _shared_home(home: Path, _own_home: None, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("FEWGRAFT_HOME", str(home))
 
 
-def noise(seed: int, *shape: int) -> Pixels:
-    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
-
-
 @pytest.fixture
 def make_tree(tmp_path: Path) -> Callable[..., Path]:
     """A tree of class folders with small distinct pictures."""
 
     def make(classes: int = 8, pictures: int = 10, name: str = "my photos") -> Path:
-        root = tmp_path / name
-        for c in range(classes):
-            folder = root / f"class {c:02d}"
-            folder.mkdir(parents=True)
-            for p in range(pictures):
-                Image.fromarray(noise(1000 * c + p, 12, 10, 3)).save(folder / f"photo {p}.png")
-        return root
+        return photo_tree(tmp_path / name, classes, pictures)
 
     return make
 

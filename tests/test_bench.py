@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -265,6 +266,51 @@ def test_killed_in_the_midst_of_a_slow_row_it_goes_on(tmp_path: Path) -> None:
     rows = [Results(folder).rows()[0] for folder in (out, tmp_path / "other")]
     assert rows[0].metrics == rows[1].metrics
     assert not list(parts.glob("*.parts"))
+
+
+def test_two_runs_on_one_folder_share_the_rows(tmp_path: Path) -> None:
+    """Each row is there once, computed by one of them, and both end well."""
+    words = [
+        "run",
+        "icons",
+        "--methods",
+        "nearest-prototype,+pr,proposed",
+        "--settings",
+        "incremental,s2i",
+    ]
+    words += ["--shots", "1,5", "--episodes", "10", "--out", str(tmp_path / "results")]
+    both = [command(*words, home=tmp_path / "home") for _ in range(2)]
+    said = [one.communicate() for one in both]
+    assert [one.returncode for one in both] == [0, 0], said
+    rows = (tmp_path / "results" / "results.jsonl").read_text().splitlines()
+    names = [json.loads(row)["id"] for row in rows]
+    assert len(names) == len(set(names)) > 3
+    computed = [int(output.splitlines()[-1].split()[0]) for output, _ in said]
+    assert sum(computed) == len(names), "a row was computed twice"
+    left = [p.name for p in (tmp_path / "results").rglob("*") if p.suffix != ".npz"]
+    assert sorted(left) == ["results.jsonl", "scores"]
+
+
+def test_rows_that_several_processes_append_are_there_once(bench: Bench, tmp_path: Path) -> None:
+    (row, _), *_ = run([a_job()], Results(tmp_path / "one"), bench)
+    scores = Results(tmp_path / "one").scores(row)
+    (tmp_path / "many").mkdir()
+    results = Results(tmp_path / "many")
+    named = [row.model_copy(update={"id": f"{number:010}"}) for number in range(40)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda one: results.append(one, scores), named * 3))
+    lines = (tmp_path / "many" / "results.jsonl").read_text().splitlines()
+    assert len(lines) == len(results.rows()) == 40
+
+
+def test_a_finished_row_is_rid_of_its_parts(bench: Bench, tmp_path: Path) -> None:
+    """As a kill between the row and the clearing leaves them."""
+    results = Results(tmp_path)
+    (row, _), *_ = run([a_job()], results, bench)
+    results.write_scores(results.chunk_path(row.id, 0), results.scores(row))
+    (tmp_path / "scores" / f"{row.id}.lock").write_text("1")
+    assert [computed for _, computed in run([a_job()], results, bench)] == [False]
+    assert [path.name for path in (tmp_path / "scores").iterdir()] == [f"{row.id}.npz"]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,18 @@ import fewgraft
 ROOT = Path(fewgraft.__file__).parent
 # From the ground up; modules of one layer may know each other.
 LAYERS = (
-    {"errors", "draws", "progress", "files", "locks", "extras", "html"},
+    {
+        "errors",
+        "draws",
+        "progress",
+        "files",
+        "home",
+        "leftovers",
+        "locks",
+        "extras",
+        "html",
+        "parsing",
+    },
     {"data", "backbones"},
     {"prototypes", "augment", "model", "heads", "export"},
     {"episodes", "metrics", "network"},

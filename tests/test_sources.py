@@ -1,6 +1,5 @@
 """Data sets of the paper and folders of one's own, from small files of exactly their layouts."""
 
-import csv
 import pickle
 from collections import Counter
 from collections.abc import Callable
@@ -13,6 +12,16 @@ from conftest import CIFAR, needs_cifar, noise
 from PIL import Image
 from test_safe_pickle import Calls
 
+from campaign.layouts import (
+    MINI_FILES,
+    MINI_TABLES,
+    cifar_pickles,
+    mini_pickles,
+    mini_tables,
+    tiered_pairs,
+    write_mini,
+    write_tiered,
+)
 from fewgraft.data.catalogue import add_data, open_data
 from fewgraft.data.parts import PARTS, Part
 from fewgraft.data.sources import SourceOptions, source_kinds
@@ -145,21 +154,8 @@ def _raw_row(png: bytes) -> np.ndarray:
     return pixels.transpose(2, 0, 1).reshape(-1)
 
 
-def small_cifar_pickles(folder: Path, a_class: int = 10) -> dict[str, Any]:
-    labels = [label for label in range(100) for _ in range(a_class)]
-    content = {
-        "data": noise(0, len(labels), 3072),
-        "fine_labels": labels,
-        "filenames": [f"{i:05d}.png" for i in range(len(labels))],
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    for half in ("train", "test"):
-        (folder / half).write_bytes(pickle.dumps(content))
-    return content
-
-
 def test_a_part_of_cifar_is_taken_and_called_incomplete(tmp_path: Path) -> None:
-    content = small_cifar_pickles(tmp_path)
+    content = cifar_pickles(tmp_path)
     store = add_data("cifar-fs", tmp_path)
     assert any("incomplete: 2,000 of 60,000" in note for note in store.manifest.notes)
     assert store.manifest.counts["base/val"] == 64
@@ -180,7 +176,7 @@ def test_a_part_of_cifar_is_taken_and_called_incomplete(tmp_path: Path) -> None:
 def test_wrong_cifar_pickles_are_refused(
     tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
-    content = {**small_cifar_pickles(tmp_path), **change}
+    content = {**cifar_pickles(tmp_path), **change}
     content = {key: value for key, value in content.items() if value is not None}
     (tmp_path / "test").write_bytes(pickle.dumps(content))
     with pytest.raises(FewgraftError, match=message):
@@ -201,33 +197,6 @@ def test_wrong_parquet_is_refused(tmp_path: Path) -> None:
 
 
 # --- mini-ImageNet ---
-
-MINI_FILES = {
-    "train_phase_train": Part.BASE_TRAIN,
-    "train_phase_val": Part.BASE_VAL,
-    "train_phase_test": Part.BASE_TEST,
-    "val": Part.NOVEL_VAL,
-    "test": Part.NOVEL_TEST,
-}
-
-
-def mini_pickles(folder: Path, a_class: int = 2) -> dict[str, dict[str, Any]]:
-    lists = published_classes("mini-imagenet")
-    contents = {}
-    for stem, part in MINI_FILES.items():
-        names = sorted(lists[Part.BASE_TRAIN if part.is_base else part])
-        contents[stem] = {
-            "data": noise(part.code, len(names) * a_class, 84, 84, 3),
-            "labels": [label for label in range(len(names)) for _ in range(a_class)],
-            "catname2label": {name: label for label, name in enumerate(names)},
-        }
-        write_mini(folder, stem, contents[stem])
-    return contents
-
-
-def write_mini(folder: Path, stem: str, content: Any) -> None:
-    path = folder / f"miniImageNet_category_split_{stem}.pickle"
-    path.write_bytes(pickle.dumps(content, protocol=2))
 
 
 def test_mini_imagenet_from_the_five_pickles(tmp_path: Path) -> None:
@@ -269,24 +238,8 @@ def test_mini_imagenet_pickles_that_are_wrong(tmp_path: Path) -> None:
         add_data("mini-imagenet", tmp_path)
 
 
-def mini_tables(folder: Path, stems: dict[str, Part], a_class: int) -> None:
-    (folder / "images").mkdir()
-    for stem, part in stems.items():
-        with (folder / f"{stem}.csv").open("w", newline="") as file:
-            rows = csv.writer(file)
-            rows.writerow(["filename", "label"])
-            lists = published_classes("mini-imagenet")
-            for name in lists[Part.BASE_TRAIN if part.is_base else part]:
-                for number in range(a_class):
-                    picture = f"{name}{stem}{number:05d}.jpg"
-                    pixels = noise(number, 84, 84, 3)
-                    Image.fromarray(pixels).save(folder / "images" / picture)
-                    rows.writerow([picture, name])
-
-
 def test_mini_imagenet_from_tables_draws_base_val_and_test_and_says_so(tmp_path: Path) -> None:
-    stems = {"train": Part.BASE_TRAIN, "val": Part.NOVEL_VAL, "test": Part.NOVEL_TEST}
-    mini_tables(tmp_path, stems, a_class=10)
+    mini_tables(tmp_path, MINI_TABLES, a_class=10)
     store = add_data("mini-imagenet", tmp_path, options=SourceOptions(size=16))
     verify_store(store)
     assert store.manifest.counts == {
@@ -363,50 +316,9 @@ def test_tiered_imagenet_with_renamed_files_draws_and_says_so(tmp_path: Path) ->
     assert any("drawn with seed 0" in note for note in store.manifest.notes)
 
 
-def png_array(pixels: np.ndarray) -> np.ndarray:
-    import io
-
-    stream = io.BytesIO()
-    Image.fromarray(pixels).save(stream, "PNG")
-    return np.frombuffer(stream.getvalue(), np.uint8).copy()
-
-
-def write_tiered(
-    folder: Path, stem: str, names: list[str], a_class: int, form: str, seed: int
-) -> np.ndarray:
-    pictures = noise(seed, len(names) * a_class, 84, 84, 3)
-    labels = {
-        "label_specific": np.repeat(np.arange(len(names)), a_class).astype(np.int32),
-        "label_specific_str": names,
-        "label_general": np.zeros(len(names) * a_class, np.int32),
-        "label_general_str": ["thing"],
-    }
-    (folder / f"{stem}_labels.pkl").write_bytes(pickle.dumps(labels, protocol=2))
-    if form == "npz":  # arrays of this form are blue, green, red
-        np.savez(folder / f"{stem}_images.npz", images=pictures[..., ::-1])
-    else:
-        encoded = [png_array(picture) for picture in pictures]
-        (folder / f"{stem}_images_png.pkl").write_bytes(pickle.dumps(encoded, protocol=2))
-    return pictures
-
-
-EXACT = {
-    "train_a_train_a_phase_train": Part.BASE_TRAIN,
-    "train_a_train_a_phase_val": Part.BASE_VAL,
-    "train_a_train_a_phase_test": Part.BASE_TEST,
-    "train_b": Part.NOVEL_TRAIN,
-    "val": Part.NOVEL_VAL,
-    "test": Part.NOVEL_TEST,
-}
-
-
 @pytest.mark.parametrize("form", ["npz", "png"])
 def test_tiered_imagenet_from_one_pair_a_part(tmp_path: Path, form: str) -> None:
-    lists = tiered_classes()
-    wanted = {}
-    for seed, (stem, part) in enumerate(EXACT.items()):
-        names = list(lists[Part.BASE_TRAIN if part.is_base else part][:3])
-        wanted[part] = write_tiered(tmp_path, stem, names, 2, form, seed)
+    wanted = tiered_pairs(tmp_path, form)
     store = add_data("tiered-imagenet", tmp_path)
     verify_store(store)
     assert class_counts(store) == dict.fromkeys(map(str, PARTS), 3)
@@ -451,9 +363,7 @@ def test_tiered_imagenet_from_the_usual_pairs_with_names_in_words(
 
 def test_wrong_tiered_files_are_refused(tmp_path: Path) -> None:
     lists = tiered_classes()
-    for seed, (stem, part) in enumerate(EXACT.items()):
-        names = list(lists[Part.BASE_TRAIN if part.is_base else part][:3])
-        write_tiered(tmp_path, stem, names, 2, "npz", seed)
+    tiered_pairs(tmp_path, "npz")
     write_tiered(tmp_path, "val", list(lists[Part.NOVEL_TEST][:3]), 2, "npz", 0)
     with pytest.raises(FewgraftError, match="belongs to novel/test"):
         add_data("tiered-imagenet", tmp_path)

@@ -94,7 +94,7 @@ def test_damage_is_found_and_named(tmp_path: Path, file: str) -> None:
         verify_store(open_store(tmp_path / "s"))
     for damaged in (whole[: len(whole) // 2], b""):
         path.write_bytes(damaged)
-        with pytest.raises(FewgraftError, match="damaged"):
+        with pytest.raises(FewgraftError, match=f"{file} is not a readable"):
             open_store(tmp_path / "s")
     path.unlink()
     with pytest.raises(FewgraftError):

@@ -5,6 +5,7 @@ import math
 import os
 import pickle
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 
+from campaign.material import RECIPE, SPLIT, make_colours
 from fewgraft.augment import Augmentation
 from fewgraft.data.catalogue import add_data
 from fewgraft.data.parts import Part
@@ -48,63 +50,6 @@ from fewgraft.training.report import draw_curves, summary
 from fewgraft.training.run import train
 
 pytestmark = pytest.mark.numerical
-
-RECIPE = """
-name = "small"
-data = "colours"
-backbone = "conv4"
-size = 16
-checkpoint_every = 3
-
-[pretraining]
-steps = 24
-batch = 16
-validate_every = 8
-optimisation = { lr = 0.05, warm_up = 0.1 }
-augmentation = { crop = 1, mirror = true }
-small_size = 16
-small_share = 0.3
-
-[metatraining]
-steps = 8
-episodes = 2
-shots = [1, 2]
-ways = 2
-queries = 3
-base_queries = 6
-unlabelled = 8
-optimisation = { lr = 0.01 }
-augmentation = { mirror = true }
-validate_every = 4
-
-[validation]
-episodes = 4
-shots = [1, 2]
-ways = 3
-queries = 3
-base_queries = 6
-unlabelled = 18
-"""
-
-SPLIT = """
-base = ["0", "1", "2", "3", "4", "5"]
-"novel/val" = ["6", "7", "8", "9", "10"]
-"novel/test" = ["11", "12"]
-"""
-
-
-def make_colours(folder: Path, root: Path, split: str = SPLIT) -> ImageStore:
-    """Classes of noisy colours: easy to learn, quick to read."""
-    rng = np.random.default_rng(0)
-    for c in range(13):
-        (folder / str(c)).mkdir(parents=True)
-        colour = rng.integers(40, 216, 3)
-        for p in range(30 if c < 6 else 12):
-            pixels = np.clip(colour + rng.integers(-40, 41, (16, 16, 3)), 0, 255)
-            Image.fromarray(pixels.astype(np.uint8)).save(folder / str(c) / f"{p}.png")
-    (folder.parent / "split.toml").write_text(split)
-    options = SourceOptions(size=16, split=folder.parent / "split.toml")
-    return add_data("colours", folder, options=options, root=root)
 
 
 @pytest.fixture
@@ -156,7 +101,7 @@ def test_recipes_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(FewgraftError, match="Did you mean 'icons'"):
         load_recipe("icon")
     (tmp_path / "bad.toml").write_text("name = [")
-    with pytest.raises(FewgraftError, match="not readable TOML"):
+    with pytest.raises(FewgraftError, match="not a readable recipe"):
         load_recipe(str(tmp_path / "bad.toml"))
 
 
@@ -717,6 +662,73 @@ def test_a_second_run_needs_a_word(colours: ImageStore, tmp_path: Path) -> None:
     )
     assert result.returncode == 2
     assert "--resume" in result.stderr
+
+
+def refused(command: list[str]) -> str:
+    """What a command says that ends with code 2 and in words."""
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2, result.stderr
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+def test_a_run_goes_on_with_its_own_settings_only(colours: ImageStore, tmp_path: Path) -> None:
+    path, run = tmp_path / "small.toml", tmp_path / "run"
+    path.write_text(RECIPE)
+    subprocess.run(train_command(path, run, "--stage", "pre-trained"), check=True)
+    before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
+    said = refused(train_command(path, run, "--resume", "--set", "seed=7"))
+    assert "seed: 0 then, 7 now" in said
+    assert "--out" in said
+    (run / "run.json").unlink()  # as runs of older versions are: the finished stage tells it too
+    more = ["--set", "metatraining.optimisation.lr=0.5", "--set", "seed=3"]
+    said = refused(train_command(path, run, "--resume", "--stage", "algorithm-2", *more))
+    assert "metatraining.optimisation.lr: 0.01 then, 0.5 now" in said
+    assert "seed: 0 then, 3 now" in said
+    shutil.rmtree(run / "pre-trained")  # only the checkpoint is left to tell it
+    said = refused(train_command(path, run, "--resume", "--set", "seed=7"))
+    assert "pretraining.checkpoint" in said
+    kept = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
+    assert kept.items() <= before.items(), "a refusal changed the run"
+    subprocess.run(train_command(path, run, "--resume", "--stage", "pre-trained"), check=True)
+
+
+def test_a_run_goes_on_with_its_own_pictures_only(colours: ImageStore, tmp_path: Path) -> None:
+    path, run = tmp_path / "small.toml", tmp_path / "run"
+    path.write_text(RECIPE)
+    subprocess.run(train_command(path, run, "--stage", "pre-trained"), check=True)
+    next((tmp_path / "pictures").rglob("*.png")).unlink()
+    options = SourceOptions(size=16, split=tmp_path / "split.toml")
+    other = add_data("colours", tmp_path / "pictures", options=options)
+    said = refused(train_command(path, run, "--resume"))
+    old, new = (store.manifest.content[:16] for store in (colours, other))
+    assert f"pictures: colours {old} then, colours {new} now" in said
+
+
+def test_how_models_are_evaluated_may_change(
+    colours: ImageStore, recipe: Recipe, tmp_path: Path
+) -> None:
+    train(recipe, colours, tmp_path / "run", ["pre-trained"])
+    chosen = {"evaluation": ({"method": "+pr", "hyper": {"steps": 3}},)}
+    changed = Recipe.model_validate(recipe.model_dump() | chosen)
+    train(changed, colours, tmp_path / "run", ["pre-trained"])
+
+
+def test_two_runs_never_write_into_one_folder(
+    colours: ImageStore, recipe: Recipe, tmp_path: Path
+) -> None:
+    path, run = tmp_path / "small.toml", tmp_path / "run"
+    path.write_text(RECIPE.replace("steps = 24", "steps = 4000"))
+    first = subprocess.Popen(train_command(path, run), stderr=subprocess.DEVNULL)
+    while first.poll() is None and not list(run.glob("*.checkpoint")):
+        time.sleep(0.01)
+    assert f"trained already (by process {first.pid})" in refused(
+        train_command(path, run, "--resume")
+    )
+    first.kill()
+    first.wait()
+    path.write_text(RECIPE)
+    assert "pretraining.steps: 4000 then, 24 now" in refused(train_command(path, run, "--resume"))
 
 
 def test_two_processes_do_the_same_steps_as_one(colours: ImageStore, tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from torch.nn.functional import affine_grid, grid_sample, max_pool2d
 class Augmentation(BaseModel):
     """What may be done to a training picture; all of it off by default."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    crop: int = Field(default=0, ge=0)  # shift by up to so many pixels, the border mirrored
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    crop: int = Field(default=0, ge=0, le=512)  # shift by up to so many pixels, the border mirrored
     mirror: bool = False  # left and right; not for arrows
-    rotate: float = Field(default=0.0, ge=0)  # degrees either way
+    rotate: float = Field(default=0.0, ge=0, le=360)  # degrees either way
     scale: float = Field(default=0.0, ge=0, lt=1)  # share either way
     shift: float = Field(default=0.0, ge=0, lt=1)  # share of the size either way
     thicken: float = Field(default=0.0, ge=0, le=1)  # share of pictures whose strokes grow
@@ -68,8 +68,9 @@ def _crop_and_mirror(pixels: Tensor, how: Augmentation, rng: Generator) -> Tenso
 
 def _reflect(places: Tensor, size: int) -> Tensor:
     """Places beyond the border, mirrored back: −2 → 2, size → size − 2."""
-    places = places.abs()
-    return torch.where(places >= size, 2 * (size - 1) - places, places)
+    period = max(1, 2 * (size - 1))
+    places = places % period
+    return torch.where(places >= size, period - places, places)
 
 
 def _affine(pictures: Tensor, how: Augmentation, rng: Generator) -> Tensor:

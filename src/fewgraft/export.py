@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fewgraft import __version__
-from fewgraft.errors import FewgraftError
+from fewgraft.errors import FewgraftError, writing
 from fewgraft.extras import extra, first_line, quiet
 from fewgraft.files import write_atomically
 from fewgraft.model import CosineModel, ModelCard
@@ -50,11 +50,11 @@ def export_onnx(model: CosineModel, path: Path) -> None:
     for key, value in metadata(model.card).items():
         graph.metadata_props.add(key=key, value=value)
     try:
-        write_atomically(path, graph.SerializeToString())
-    except OSError as error:
-        raise FewgraftError(f"cannot write {path}: {error.strerror or error}") from error
+        content = graph.SerializeToString()
     except Exception as error:  # a message of 2 GiB or more cannot be one file
         raise FewgraftError(f"cannot write {path}: {first_line(error)}") from error
+    with writing(path):
+        write_atomically(path, content)
 
 
 def _graph(classifier: Classifier, card: ModelCard) -> Any:

@@ -5,6 +5,8 @@ classifier: biases are dropped, and a linear head answers a little differently w
 """
 
 import json
+import zipfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fewgraft.errors import FewgraftError
-from fewgraft.extras import extra, first_line
+from fewgraft.errors import FewgraftError, reading
+from fewgraft.extras import extra
+from fewgraft.parsing import read_text
 
 STATE_DICTS = (".pt", ".pth", ".bin", ".ckpt")
 SUFFIXES = (".safetensors", ".onnx", *STATE_DICTS)
@@ -39,37 +42,35 @@ def read_head(
         if tensor not in tensors:
             raise FewgraftError(f"{file} has no tensor '{tensor}'", _listed(tensors))
         tensors = {tensor: tensors[tensor]}
-    found = {
-        name: matrix
-        for name, value in tensors.items()
-        if (matrix := _class_weights(value, len(classes), width)) is not None
-    }
+    with reading(file, "file of class weights"):
+        found = {
+            name: matrix
+            for name, value in tensors.items()
+            if (matrix := _class_weights(value, len(classes), width)) is not None
+        }
     if len(found) != 1:
         how_many = "more than one tensor" if found else "no tensor"
         hint = f"Name one: {file}#NAME. {_listed(found)}" if found else _listed(tensors)
         raise FewgraftError(f"{file} has {how_many} of class weights {shape}", hint)
     ((name, weights),) = found.items()
-    _refuse_undirected(weights, f"{file}#{name}", classes)
+    with reading(file, "file of class weights"):
+        _refuse_undirected(weights, f"{file}#{name}", classes)
     return weights, classes
 
 
 def read_names(path: Path) -> tuple[str, ...]:
     """Class names from a text file with one a line, or from a JSON list."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
+    with reading(path, "list of class names", "One a line, or a JSON list."):
+        text = read_text(path)
         names = json.loads(text) if path.suffix == ".json" else text.strip("\r\n").splitlines()
-    except OSError as error:
-        raise FewgraftError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise FewgraftError(f"{path} is no list of class names: {first_line(error)}") from None
-    if not isinstance(names, list) or not all(isinstance(n, str) and n.strip() for n in names):
-        raise FewgraftError(f"{path} is no list of class names", "One a line, or a JSON list.")
-    names = [name.strip() for name in names]
-    if not names:
+        if not isinstance(names, list) or not all(isinstance(n, str) and n.strip() for n in names):
+            raise ValueError("it holds something else than names")
+    counts = Counter(name.strip() for name in names)
+    if not counts:
         raise FewgraftError(f"{path} names no class")
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+    if twice := sorted(name for name, count in counts.items() if count > 1):
         raise FewgraftError(f"{path} names {', '.join(twice[:5])} more than once")
-    return tuple(names)
+    return tuple(counts)
 
 
 def _parsed(path: str | Path) -> tuple[Path, str]:
@@ -85,26 +86,35 @@ def _tensors(file: Path, last: bool) -> Tensors:
         raise FewgraftError(f"{file} is not a file")
     if file.suffix not in SUFFIXES:
         raise FewgraftError(f"{file} is of no known kind", f"Known: {', '.join(SUFFIXES)}")
-    try:
+    kind = "PyTorch weights" if file.suffix in STATE_DICTS else file.suffix[1:]
+    with reading(file, f"file of {kind}"):
         if file.suffix == ".safetensors":
             return load_file(file)
         if file.suffix == ".onnx":
             return _of_graph(extra("onnx", "onnx"), file, last)
+        _refuse_packed(file)
         return dict(_flat(torch.load(file, map_location="cpu", weights_only=True)))
-    except FewgraftError:
-        raise
-    except Exception as error:  # readers of damaged files raise nearly anything
-        kind = "PyTorch weights" if file.suffix in STATE_DICTS else file.suffix[1:]
-        raise FewgraftError(f"{file} does not hold {kind}: {first_line(error)}") from None
 
 
-def _flat(content: Any, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a state dict, which is often one entry of a larger one."""
-    if isinstance(content, Tensor):
-        yield prefix, content
-    elif isinstance(content, dict):
-        for key, value in content.items():
-            yield from _flat(value, f"{prefix}.{key}" if prefix else str(key))
+def _refuse_packed(file: Path) -> None:
+    """torch packs nothing: an archive that unpacks to more than it is was made to fill memory."""
+    if not zipfile.is_zipfile(file):
+        return
+    with zipfile.ZipFile(file) as archive:
+        if sum(member.file_size for member in archive.infolist()) > file.stat().st_size:
+            raise ValueError("it would unpack to more than its size")
+
+
+def _flat(content: Any) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a state dict, which is often one entry of a larger one; each dict once."""
+    waiting, seen = [("", content)], set[int]()
+    while waiting:
+        prefix, one = waiting.pop(0)
+        if isinstance(one, Tensor):
+            yield prefix, one
+        elif isinstance(one, dict) and id(one) not in seen:
+            seen.add(id(one))
+            waiting += [(f"{prefix}.{key}" if prefix else str(key), v) for key, v in one.items()]
 
 
 def _of_graph(onnx: Any, file: Path, last: bool) -> Tensors:
@@ -135,7 +145,12 @@ def _as_tensor(onnx: Any, value: Any) -> Tensor:
 
 
 def _class_weights(value: Tensor, classes: int, width: int | None) -> Tensor | None:
-    """The tensor as float32 [K, d] if it can be class weights; [K, d, 1, 1] is a convolution's."""
+    """The tensor as float32 [K, d] if it can be class weights; [K, d, 1, 1] is a convolution's.
+
+    One that shows few numbers many times is none: it would be far larger than its file.
+    """
+    if value.layout != torch.strided or value.untyped_storage().nbytes() < value.nbytes:
+        return None
     if value.ndim == 4 and value.shape[2:] == (1, 1):
         value = value.flatten(1)
     fits = value.ndim == 2 and len(value) == classes and width in (None, value.shape[1])

@@ -3,13 +3,20 @@
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from fewgraft.errors import FewgraftError, writing
+from fewgraft.files import make_folder
 
 # Windows keeps others from reading the bytes that are locked: lock one far behind the text.
 FAR = 1 << 30
+WAIT = 0.02  # seconds between two looks at a lock that is held
+
+
+class Busy(FewgraftError):  # noqa: N818
+    """Somebody else holds the lock."""
 
 
 class Lock:
@@ -32,13 +39,14 @@ class Lock:
             os.close(handle)
 
 
-def take_lock(path: Path, busy: FewgraftError) -> Lock:
+def take_lock(path: Path, busy: FewgraftError | None) -> Lock:
     """Lock the file `path`, which holds the number of the process while it is locked.
 
-    Where another process, or another part of this one, holds it, `busy` is raised with its number.
+    Where another process, or another part of this one, holds it, `busy` is raised with its number
+    (as `Busy`); None waits for it.
     """
     with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         while True:
             handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
             try:
@@ -50,13 +58,15 @@ def take_lock(path: Path, busy: FewgraftError) -> Lock:
                 os.close(handle)
                 raise
             os.close(handle)
+            if not locked and busy:
+                raise Busy(f"{busy.problem}{_owner(path)}", busy.hint)
             if not locked:
-                raise FewgraftError(f"{busy.problem}{_owner(path)}", busy.hint)
+                time.sleep(WAIT)
             # The owner removed the file between our opening and locking it: take the new one.
 
 
 @contextlib.contextmanager
-def hold_lock(path: Path, busy: FewgraftError) -> Iterator[None]:
+def hold_lock(path: Path, busy: FewgraftError | None) -> Iterator[None]:
     """`take_lock` for the length of a block."""
     lock = take_lock(path, busy)
     try:

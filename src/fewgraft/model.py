@@ -6,57 +6,63 @@ A saved model is a folder of two files, and nothing in it is a pickle:
     model.json          the card: backbone, class names, input, where it comes from, what it scored
 """
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fewgraft.backbones import backbone_spec, create_backbone
+from fewgraft.backbones.room import no_larger_than
 from fewgraft.data.pictures import Pixels
-from fewgraft.errors import FewgraftError
+from fewgraft.data.store import LARGEST_SIZE, Channels
+from fewgraft.errors import FewgraftError, reading, writing
 from fewgraft.files import replacing_folder
+from fewgraft.parsing import read_json, validated
 from fewgraft.prototypes import cosine_logits
 
 FORMAT = 1
+LARGEST_WIDTH = 1_000_000  # features
+LARGEST_SIDE = 4096  # pixels of a picture before its crop
+TINY = 1e-6
 GAMMA_START = 10.0
 
 
 class Unknown(BaseModel):
     """When to answer "unknown": the best logit lies below the threshold."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     threshold: float
-    false_rejects: float  # share of pictures of known classes that it rejects
-    pictures: int  # how many pictures chose it
+    false_rejects: float = Field(ge=0, le=1)  # share of pictures of known classes it rejects
+    pictures: int = Field(ge=0)  # how many pictures chose it
     chosen_on: str  # which ones
 
 
 class ModelCard(BaseModel):
     """What goes with the weights."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     format: int = FORMAT
     backbone: str  # a name of the registry, or "custom"
     backbone_settings: dict[str, Any] = {}  # what the name alone does not tell
-    width: int  # d
+    width: int = Field(ge=1, le=LARGEST_WIDTH)  # d
     classes: tuple[str, ...]  # the base classes, in the order of W_b
-    size: int
-    crop: float = 1.0  # share of the shorter side that the model sees
-    channels: int
+    size: int = Field(ge=1, le=LARGEST_SIZE)
+    crop: float = Field(default=1.0, gt=0, le=1)  # share of the shorter side the model sees
+    channels: Channels
     mean: tuple[float, ...]  # of each channel, pixels from 0 to 1
-    std: tuple[float, ...]
+    std: tuple[Annotated[float, Field(gt=0)], ...]
     mirrored: bool = False  # features are the mean of a picture's and its mirror image's
     centred: bool = False  # features are taken from their mean over the base pictures
     biased: bool = False  # classes have a bias that holds them back
-    examples: tuple[int, ...] = ()  # pictures each class was learnt from; empty: not known
+    # Pictures that each class was learnt from; empty: not known.
+    examples: tuple[Annotated[int, Field(ge=0)], ...] = ()
     unknown: Unknown | None = None
     lessons: tuple[str, ...] = ()  # what was learnt after training, one line a time
     stage: str = "untrained"  # pre-trained, algorithm-1, algorithm-2, learnt
@@ -64,6 +70,18 @@ class ModelCard(BaseModel):
     recipe: dict[str, Any] = {}
     metrics: dict[str, float] = {}
     licence: str = "Apache-2.0"
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if not len(self.mean) == len(self.std) == self.channels:
+            raise ValueError(f"mean and std need {self.channels} numbers each")
+        if self.size / self.crop > LARGEST_SIDE:
+            raise ValueError(f"crop: {self.crop} of a side would be {self.size} pixels")
+        if len(set(self.classes)) < len(self.classes):
+            raise ValueError("two classes have the same name")
+        if self.examples and len(self.examples) != len(self.classes):
+            raise ValueError(f"examples has {len(self.examples)} numbers, not one for each class")
+        return self
 
 
 class CosineModel(nn.Module):
@@ -144,7 +162,7 @@ def new_model(
         size=size,
         channels=channels,
         mean=tuple(mean),
-        std=tuple(std),
+        std=tuple(max(value, TINY) for value in std),  # pictures may all be one grey
         mirrored=mirrored,
     )
     with torch.random.fork_rng(devices=[]):
@@ -180,14 +198,11 @@ def save_model(
     `beside` are other files of the folder, by name.
     """
     tensors = {name: _stored(tensor, half) for name, tensor in model.state_dict().items()}
-    try:
-        with replacing_folder(folder) as work:
-            save_file(tensors, work / "model.safetensors")
-            (work / "model.json").write_text(model.card.model_dump_json(indent=1))
-            for name, content in (beside or {}).items():
-                (work / name).write_bytes(content)
-    except OSError as error:
-        raise FewgraftError(f"cannot write {folder}: {error.strerror or error}") from error
+    with writing(folder), replacing_folder(folder) as work:
+        save_file(tensors, work / "model.safetensors")
+        (work / "model.json").write_text(model.card.model_dump_json(indent=1))
+        for name, content in (beside or {}).items():
+            (work / name).write_bytes(content)
 
 
 def _stored(tensor: Tensor, half: bool) -> Tensor:
@@ -198,39 +213,72 @@ def _stored(tensor: Tensor, half: bool) -> Tensor:
 def load_model(folder: Path, backbone: nn.Module | None = None) -> CosineModel:
     """Read a model. One that was saved with a backbone of your own needs that `backbone` again."""
     card = read_card(folder / "model.json")
-    if backbone is None:
-        if card.backbone == "custom":
-            raise FewgraftError(
-                f"{folder} was saved with a backbone of its own",
-                "Pass that module: load_model(folder, backbone=...).",
-            )
-        backbone = create_backbone(card.backbone, card.channels, card.backbone_settings)
-    model = CosineModel(card, backbone)
+    if backbone is None and card.backbone == "custom":
+        raise FewgraftError(
+            f"{folder} was saved with a backbone of its own",
+            "Pass that module: load_model(folder, backbone=...).",
+        )
     path = folder / "model.safetensors"
-    try:
-        tensors = load_file(path)
-        wanted = model.state_dict()
-        model.load_state_dict({k: v.to(wanted[k].dtype) for k, v in tensors.items()})
-    except (OSError, SafetensorError, RuntimeError, KeyError) as error:
-        raise FewgraftError(f"{path} does not hold this model: {error}") from None
+    with reading(path, "file of this model's weights"):
+        tensors = _read_weights(path, card)
+        if backbone is None:
+            with no_larger_than(sum(tensor.numel() for tensor in tensors.values())):
+                backbone = create_backbone(card.backbone, card.channels, card.backbone_settings)
+        model = CosineModel(card, backbone)
+        model.load_state_dict(_fitting(tensors, model.state_dict()))
+        if card.backbone != "custom":
+            _try_out(model.eval())
     model.eval()
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
+def _read_weights(path: Path, card: ModelCard) -> dict[str, Tensor]:
+    """The tensors of a file that has the classes of the card; numbers that are none are refused."""
+    with safe_open(path, "pt") as file:
+        names = set(file.keys())
+        shape = file.get_slice("weight").get_shape() if "weight" in names else None
+        if shape != [len(card.classes), card.width]:
+            raise ValueError(
+                f"its class weights are {shape}, not {[len(card.classes), card.width]}"
+            )
+        tensors = {name: file.get_tensor(name) for name in sorted(names)}
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not torch.isfinite(tensor.float()).all():
+            raise ValueError(f"'{name}' holds numbers that are not finite")
+    return tensors
+
+
+def _fitting(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors in the types that the model has them in; it has these and no others."""
+    if other := sorted(tensors.keys() ^ wanted.keys()):
+        which = "lacks" if other[0] in wanted else "has another tensor"
+        raise ValueError(f"it {which} '{other[0]}'")
+    for name, tensor in tensors.items():
+        if tensor.shape != wanted[name].shape:
+            shapes = f"{list(tensor.shape)}, not {list(wanted[name].shape)}"
+            raise ValueError(f"'{name}' is {shapes}")
+    return {name: tensor.to(wanted[name].dtype) for name, tensor in tensors.items()}
+
+
+@torch.inference_mode()
+def _try_out(model: CosineModel) -> None:
+    """One grey picture, so that what the network cannot do shows now."""
+    card = model.card
+    grey = torch.full((1, card.size, card.size, card.channels), 127, dtype=torch.uint8)
+    features = model.embed(model.prepare(grey))
+    if features.shape != (1, card.width) or not torch.isfinite(features).all():
+        raise ValueError(f"the network gives no {card.width} finite features")
+
+
 def read_card(path: Path) -> ModelCard:
     """The card alone, from model.json."""
-    try:
-        content = json.loads(path.read_bytes())
+    with reading(path, "readable model card"):
+        content = read_json(path)
         if isinstance(content, dict) and content.get("format", FORMAT) != FORMAT:
-            raise FewgraftError(
-                f"{path} has format {content['format']}; this version reads format {FORMAT}"
+            raise ValueError(
+                f"it has format {content['format']}; this version reads format {FORMAT}"
             )
-        return ModelCard.model_validate(content)
-    except OSError as error:
-        raise FewgraftError(f"{path} cannot be read: {error.strerror}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(step) for step in first["loc"])
-        raise FewgraftError(f"{path} is damaged: {where} {first['msg']}") from None
-    except ValueError as error:
-        raise FewgraftError(f"{path} is damaged: {error}") from None
+        card = validated(ModelCard, content)
+        if not card.classes:
+            raise ValueError("classes: it names none")
+        return card

@@ -16,8 +16,9 @@ from torch.func import functional_call
 from fewgraft.augment import Augmentation, augment, stronger
 from fewgraft.data.pictures import Pixels
 from fewgraft.draws import KeyStream
-from fewgraft.errors import FewgraftError
+from fewgraft.errors import FewgraftError, reading
 from fewgraft.model import CosineModel
+from fewgraft.parsing import validated
 
 MOVES = ("last-block", "all")
 _BLOCK = 256  # pictures that are computed together, so that a view never depends on who asks first
@@ -75,8 +76,9 @@ class Network:
         self._kept: KeptActivations = {} if kept is None else kept
         self._begun: KeptActivations = {}
         self._views = (PLAIN, View(mirrored=True)) if model.card.mirrored else (PLAIN,)
-        trained_with = model.card.recipe.get("pretraining", {}).get("augmentation", {})
-        self.weak = Augmentation.model_validate(trained_with)
+        with reading("the model's recipe", "readable recipe"):
+            trained_with = model.card.recipe.get("pretraining", {}).get("augmentation", {})
+            self.weak = validated(Augmentation, trained_with)
         self.strong = stronger(self.weak)
 
     @property

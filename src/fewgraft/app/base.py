@@ -6,6 +6,7 @@ little. γ is the one under which left-out photos are most likely.
 """
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,10 +17,11 @@ from torch.nn.functional import cross_entropy, normalize, one_hot
 from fewgraft.app.embedding import Embedder, Photo, Tracker, track_photos
 from fewgraft.app.judging import choose_threshold
 from fewgraft.app.labelled import Labelled, embed_classes
-from fewgraft.backbones import backbone_spec
-from fewgraft.errors import FewgraftError, nearest
+from fewgraft.backbones import backbone_spec, trained_backbone
+from fewgraft.errors import FewgraftError, nearest, reading
 from fewgraft.heads import read_head
 from fewgraft.model import CosineModel, ModelCard, load_model
+from fewgraft.parsing import validated
 from fewgraft.prototypes import cosine_logits
 
 GAMMAS = torch.logspace(math.log10(2), 2, 60)  # 2 … 100
@@ -42,20 +44,27 @@ def model_of_backbone(backbone: str) -> CosineModel:
             "Give the folder of a trained model instead (fewgraft train makes one), or a backbone "
             "that comes with weights, such as efficientnet-lite0.",
         )
-    card = ModelCard(
-        backbone=backbone,
-        backbone_settings=dict(spec.settings),
-        width=spec.width,
-        classes=(),
-        size=spec.size,
-        crop=spec.crop,
-        channels=3,
-        mean=spec.mean,
-        std=spec.std,
-        centred=True,
-        licence=spec.licence,
-    )
-    return CosineModel(card, spec.trained())
+    about = {
+        "backbone": _as_text(backbone),
+        "backbone_settings": dict(spec.settings),
+        "width": spec.width,
+        "classes": (),
+        "size": spec.size,
+        "crop": spec.crop,
+        "channels": 3,
+        "mean": spec.mean,
+        "std": spec.std,
+        "centred": True,
+        "licence": spec.licence,
+    }
+    with reading(backbone, "usable network"):
+        card = validated(ModelCard, about)
+    return CosineModel(card, trained_backbone(spec))
+
+
+def _as_text(name: str) -> str:
+    """A name that can be stored, even where it holds a file name that is no valid text."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def import_base(

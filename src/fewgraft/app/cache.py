@@ -5,7 +5,9 @@ folder's name is made of all that turns bytes into features: whatever changes ha
 Features are added in segments of two files, complete or absent; several processes may add at once.
 """
 
+import contextlib
 import hashlib
+import io
 import json
 import uuid
 from collections.abc import Mapping
@@ -14,9 +16,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fewgraft.data.arrays import npy_map
 from fewgraft.data.catalogue import data_root
-from fewgraft.files import write_atomically
+from fewgraft.errors import FewgraftError, reading
+from fewgraft.files import make_folder, write_atomically
+from fewgraft.locks import hold_lock
 from fewgraft.model import CosineModel
+from fewgraft.parsing import read_whole
 
 Features = NDArray[np.float32]
 DIGEST = 16  # bytes
@@ -60,11 +66,11 @@ class FeatureCache:
     def _open(self, keys: Path) -> None:
         """One segment; one that is not whole is as good as absent."""
         try:
-            features = np.load(keys.with_suffix(".npy"), mmap_mode="r")
-            packed = keys.read_bytes()
-        except (OSError, ValueError, EOFError):
-            return
-        if features.shape != (len(packed) // DIGEST, self._width):
+            with reading(keys):
+                packed = read_whole(keys)
+                shape = (len(packed) // DIGEST, self._width)
+                features = npy_map(keys.with_suffix(".npy"), np.float32, shape)
+        except FewgraftError:
             return
         for row in range(len(features)):
             key = packed[row * DIGEST : (row + 1) * DIGEST]
@@ -72,8 +78,9 @@ class FeatureCache:
         self._segments.append(features)
 
     def __contains__(self, key: bytes) -> bool:
-        """Whether the feature is there."""
-        return key in self._places or key in self._new
+        """Whether the feature is there, and is one."""
+        known = key in self._places or key in self._new
+        return known and bool(np.isfinite(self[key]).all())
 
     def __getitem__(self, key: bytes) -> Features:
         """The feature [d]."""
@@ -96,14 +103,24 @@ class FeatureCache:
         if self._folder is None or not self._new:
             return
         keys = self._folder / f"{uuid.uuid4().hex}.keys"
-        rows = np.stack(list(self._new.values()))
+        rows = io.BytesIO()
+        np.save(rows, np.stack(list(self._new.values())))
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            with keys.with_suffix(".npy").open("wb") as file:
-                np.save(file, rows)
-            write_atomically(keys, b"".join(self._new))
-        except OSError:  # a full or read-only disk costs memory now and time later on, no result
-            keys.with_suffix(".npy").unlink(missing_ok=True)
+            make_folder(self._folder)
+            with hold_lock(self._folder / ".writing", busy=None):
+                _clear_halves(self._folder)
+                write_atomically(keys.with_suffix(".npy"), rows.getvalue())
+                write_atomically(keys, b"".join(self._new))
+        except (OSError, FewgraftError):  # a full or read-only disk costs memory now and time later
+            with contextlib.suppress(OSError):
+                keys.with_suffix(".npy").unlink(missing_ok=True)
             return
         self._open(keys)
         self._new = {}
+
+
+def _clear_halves(folder: Path) -> None:
+    """Features whose keys never came: who writes is alone, so their process was killed."""
+    for features in folder.glob("*.npy"):
+        if not features.with_suffix(".keys").exists():
+            features.unlink()

@@ -21,12 +21,14 @@ from torch import Tensor
 
 from fewgraft.app.cache import FeatureCache, Features, backbone_key, cache_root, content_key
 from fewgraft.data.pictures import PictureError, Pixels, read_picture
+from fewgraft.errors import FewgraftError
 from fewgraft.model import CosineModel
 from fewgraft.progress import track
 
 Photo = Path | bytes | Pixels | Image.Image
 BATCH = 32
-AHEAD = 4 * BATCH  # pictures that may wait, decoded, for the network
+PIXELS = BATCH * 384 * 384  # of a batch: larger pictures come in fewer at a time
+AHEAD = 4  # batches that may wait, decoded, for the network
 IN_MEMORY = 64 << 20  # bytes of features; more lie in a file that the system pages in and out
 
 Tracker = Callable[[Iterable[int], str, int], Iterable[int]]
@@ -88,6 +90,7 @@ class Embedder:
         self._decoders = decoders
         self._read = read
         self._tracker = tracker
+        self._batch = max(1, min(BATCH, PIXELS // model.card.size**2))
         folder = (cache or cache_root()) / backbone_key(model) if keep else None
         self._cache = FeatureCache(folder, model.card.width)
 
@@ -109,7 +112,7 @@ class Embedder:
                 batch.append(one)
                 kept.append(number)
                 keys.append(one.key)
-            if batch and (len(batch) == BATCH or number == len(photos) - 1):
+            if batch and (len(batch) == self._batch or number == len(photos) - 1):
                 features[len(kept) - len(batch) : len(kept)] = self._embed(batch)
                 batch = []
         self._cache.flush()
@@ -120,7 +123,8 @@ class Embedder:
         coming = iter(photos)
         waiting: deque[Future[_Decoded | str]] = deque()
         with self._pool() as pool:
-            waiting.extend(pool.submit(self._decode, photo) for photo in islice(coming, AHEAD))
+            some = islice(coming, AHEAD * self._batch)
+            waiting.extend(pool.submit(self._decode, photo) for photo in some)
             try:
                 while waiting:
                     done = waiting.popleft().result()
@@ -156,6 +160,8 @@ class Embedder:
         if pixels:
             pictures = self.model.prepare(torch.from_numpy(np.stack(list(pixels.values()))))
             computed = (self.model.embed(pictures) + self.model.centre).float().cpu().numpy()
+            if not np.isfinite(computed).all():
+                raise FewgraftError("the network gives features that are not finite")
             new = dict(zip(pixels, computed, strict=True))
             self._cache.put(new)
         rows = np.stack([new[k] if k in new else self._cache[k] for k in (o.key for o in batch)])

@@ -13,11 +13,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
-from fewgraft.errors import FewgraftError, nearest
+from fewgraft.data.store import LARGEST_SIZE
+from fewgraft.errors import FewgraftError, nearest, reading
+from fewgraft.parsing import validated
 
 Settings = Mapping[str, Any]
 
@@ -42,6 +45,17 @@ class BackboneSpec:
 
 # From what follows "timm:" to a backbone; with the settings of a saved one the source is not asked.
 Source = Callable[[str, Settings], BackboneSpec]
+
+
+class KnownSettings(BaseModel):
+    """What the settings of every backbone of a collection say, among what its source adds."""
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+    width: int = Field(ge=1, le=1_000_000)
+    size: int = Field(ge=1, le=LARGEST_SIZE)
+    crop: float = Field(gt=0, le=1)
+    mean: list[float]
+    std: list[Annotated[float, Field(gt=0)]]
 
 
 @cache
@@ -71,7 +85,10 @@ def backbone_spec(name: str, settings: Settings | None = None) -> BackboneSpec:
     """The backbone of that name, or an error with the nearest one."""
     prefix, colon, rest = name.partition(":")
     if colon and prefix in sources():
-        return sources()[prefix](rest, settings or {})
+        with reading(name, "usable network"):
+            spec = sources()[prefix](rest, settings or {})
+            validated(KnownSettings, dict(spec.settings))
+            return spec
     if name not in backbones():
         known = [*backbones(), *(f"{prefix}:NAME" for prefix in sources())]
         raise FewgraftError(f"there is no backbone '{name}'", nearest(name, known))
@@ -80,4 +97,12 @@ def backbone_spec(name: str, settings: Settings | None = None) -> BackboneSpec:
 
 def create_backbone(name: str, channels: int = 3, settings: Settings | None = None) -> nn.Module:
     """A new backbone with random weights, drawn from the current random state."""
-    return backbone_spec(name, settings).make(channels)
+    with reading(name, "usable network"):
+        return backbone_spec(name, settings).make(channels)
+
+
+def trained_backbone(spec: BackboneSpec) -> nn.Module:
+    """A backbone with its weights, which are foreign files."""
+    assert spec.trained is not None
+    with reading(spec.name, "usable network"):
+        return spec.trained()

@@ -15,13 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from fewgraft.backbones import BackboneSpec, Settings
-from fewgraft.errors import FewgraftError
+from fewgraft.data.store import LARGEST_SIZE
+from fewgraft.errors import FewgraftError, reading
 from fewgraft.extras import extra, first_line, quiet
+from fewgraft.parsing import read_json, validated
 
 EXTRA = "hf"
 PROCESSOR = "preprocessor_config.json"
 # Long, and of no use to a network without its classifier, or a door to foreign code.
 LEFT_OUT = ("id2label", "label2id", "auto_map")
+# Names of code that transformers would fetch.
+FOREIGN = ("auto_map", "attn_implementation", "_attn_implementation", "quantization_config")
 
 
 class PooledFeatures(nn.Module):
@@ -47,6 +51,8 @@ class PooledFeatures(nn.Module):
 def hugging_face_backbone(source: str, settings: Settings) -> BackboneSpec:
     """A folder or a name in the hub's cache; a saved one is made again from its settings."""
     settings = settings or _settings(source)
+    if not isinstance(settings["config"], dict) or "model_type" not in settings["config"]:
+        raise ValueError("its config has no model_type")
     return BackboneSpec(
         name=f"hf:{source}",
         make=partial(_make, settings),
@@ -85,7 +91,11 @@ def _make(settings: Settings, channels: int) -> nn.Module:
             f"this network sees {config.get('num_channels', 3)} channels, not {channels}"
         )
     transformers = extra("transformers", EXTRA)
+    config = {key: value for key, value in config.items() if key not in FOREIGN}
     with _explained("this version of transformers cannot make the network again"):
+        with torch.device("meta"):  # without memory first: the settings may ask for any
+            made = transformers.AutoConfig.for_model(**config)
+            transformers.AutoModel.from_config(made, trust_remote_code=False)
         made = transformers.AutoConfig.for_model(**config)
         network = transformers.AutoModel.from_config(made, trust_remote_code=False)
     if not settings["pooler"]:
@@ -158,16 +168,12 @@ def _processor(source: str) -> Mapping[str, Any]:
         with _explained(f"hf:{source} cannot be found"):
             cached = extra("huggingface_hub", EXTRA).try_to_load_from_cache(source, PROCESSOR)
         path = Path(cached if isinstance(cached, str) else PROCESSOR)
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise FewgraftError(
-            f"hf:{source} does not say what pictures it expects: {first_line(error)}",
-            f"A {PROCESSOR} with size, image_mean and image_std must be beside its weights.",
-        ) from None
-    if not isinstance(content, dict):
-        raise FewgraftError(f"the {PROCESSOR} of hf:{source} is damaged")
-    return content
+    hint = f"A {PROCESSOR} with size, image_mean and image_std must be beside its weights."
+    if not path.is_file():
+        raise FewgraftError(f"hf:{source} does not say what pictures it expects", hint)
+    with reading(path, "readable image processor", hint):
+        content: dict[str, Any] = validated(dict, read_json(path))
+        return content
 
 
 def picture_settings(processor: Mapping[str, Any]) -> dict[str, Any]:
@@ -175,6 +181,11 @@ def picture_settings(processor: Mapping[str, Any]) -> dict[str, Any]:
 
     Where a processor squashes a picture into a square, we cut the middle square out.
     """
+    with reading(PROCESSOR, "readable image processor"):
+        return _picture_settings(processor)
+
+
+def _picture_settings(processor: Mapping[str, Any]) -> dict[str, Any]:
     size = _side(processor.get("size"))
     if processor.get("do_center_crop") and "crop_size" in processor:
         size, resized = _side(processor["crop_size"]), size
@@ -195,7 +206,7 @@ def _side(size: Any) -> int:
     if isinstance(size, dict):
         sides = {size[key] for key in ("height", "width", "shortest_edge") if size.get(key)}
         size = sides.pop() if len(sides) == 1 else None
-    if not isinstance(size, int) or size < 1:
+    if not isinstance(size, int) or not 1 <= size <= LARGEST_SIZE:
         raise FewgraftError(f"the {PROCESSOR} gives no square size of pictures")
     return size
 

@@ -5,24 +5,42 @@ What the graph does not tell stands behind the question mark: `size` where its i
 """
 
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from fewgraft.backbones import BackboneSpec, Settings
-from fewgraft.errors import FewgraftError, nearest
+from fewgraft.backbones import BackboneSpec, KnownSettings, Settings, onnx_trial
+from fewgraft.data.store import Channels
+from fewgraft.errors import FewgraftError, nearest, reading
 from fewgraft.extras import extra, first_line
+from fewgraft.files import temporary_folder
+from fewgraft.parsing import read_whole, validated
 
 EXTRA = "onnx"
 # Of colour pictures, and of the same in grey.
 IMAGENET_MEAN = {3: (0.485, 0.456, 0.406), 1: (0.449,)}
 IMAGENET_STD = {3: (0.229, 0.224, 0.225), 1: (0.226,)}
+LARGEST = 2**31  # bytes of a file: more cannot be one message
 OPTIONS = ("size", "crop", "mean", "std")
+
+
+class GraphSettings(KnownSettings):
+    """What is known of a graph beside."""
+
+    input: str
+    output: str
+    single: bool
+    bytes: int = Field(ge=1, le=LARGEST)
+    channels: Channels
 
 
 class OnnxNetwork(nn.Module):
@@ -45,7 +63,7 @@ class OnnxNetwork(nn.Module):
         if pictures.requires_grad:
             raise FewgraftError("a network in an ONNX file gives no gradients", "It cannot move.")
         if self._session is None:
-            self._session = open_session(self.file)
+            self._session = open_session(self.file, pictures.shape[-1])
         # A graph with a batch of 1 written into it takes its pictures one by one.
         batch = 1 if self.graph["single"] else max(1, len(pictures))
         parts = [
@@ -57,9 +75,12 @@ class OnnxNetwork(nn.Module):
         inputs = {self.graph["input"]: pictures.detach().float().contiguous().cpu().numpy()}
         try:
             output = torch.from_numpy(self._session.run([self.graph["output"]], inputs)[0])
+            output = output.mean((2, 3)) if output.ndim == 4 else output
         except Exception as error:  # onnxruntime has a dozen kinds of its own
             raise FewgraftError(f"onnxruntime failed: {first_line(error)}") from error
-        return output.mean((2, 3)) if output.ndim == 4 else output
+        if output.ndim != 2 or len(output) != len(pictures):
+            raise FewgraftError(f"the network gives {list(output.shape)}, not features [n, d]")
+        return output
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the session, which cannot be copied and is opened anew."""
@@ -71,27 +92,62 @@ def _forget_session(network: Any, _: object) -> None:
     network._session = None
 
 
-def open_session(file: Tensor) -> Any:
-    """An onnxruntime session on the CPU with as many threads as torch has."""
+def open_session(file: Tensor, size: int = 0) -> Any:
+    """An onnxruntime session on the CPU with as many threads as torch has.
+
+    `size` is that of the pictures, for a graph that does not tell.
+    """
     runtime = extra("onnxruntime", EXTRA)
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.inter_op_num_threads = 1
     options.log_severity_level = 3  # errors only, and those are raised
+    content = file.cpu().numpy().tobytes()
+    try_in_a_child(content, size)
     try:
-        content = file.cpu().numpy().tobytes()
         return runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has a dozen kinds of its own
-        raise FewgraftError(
-            f"onnxruntime cannot open the network: {first_line(error)}",
-            "It must be one .onnx file with its weights inside.",
-        ) from error
+        raise _cannot_open(first_line(error)) from error
+
+
+@lru_cache(maxsize=8)
+def try_in_a_child(content: bytes, size: int) -> None:
+    """Refuse a file that onnxruntime cannot open and run, or that ends the process which tries."""
+    extra("onnx", EXTRA)
+    with temporary_folder() as folder:
+        path = folder / "network.onnx"
+        path.write_bytes(content)
+        try:
+            tried = subprocess.run(
+                [sys.executable, "-I", onnx_trial.__file__, str(path), str(size)],
+                cwd=folder,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=2 * onnx_trial.SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise _cannot_open("it does not come to an end") from None
+    if tried.returncode:
+        said = tried.stderr.strip().splitlines()
+        raise _cannot_open(said[-1] if said and tried.returncode == 1 else "it crashes on it")
+
+
+def _cannot_open(why: str) -> FewgraftError:
+    return FewgraftError(
+        f"onnxruntime cannot open the network: {why}",
+        "It must be one .onnx file with its weights inside.",
+    )
 
 
 def onnx_backbone(rest: str, settings: Settings) -> BackboneSpec:
     """FILE or FILE?options; a saved one is made again from its settings."""
     path, options = _parsed(rest)
     if settings:
+        validated(GraphSettings, dict(settings))
         file = torch.empty(0, dtype=torch.uint8)
         make = partial(_empty, settings)
     else:
@@ -125,10 +181,8 @@ def _parsed(rest: str) -> tuple[Path, Mapping[str, str]]:
 
 
 def _read(path: Path) -> Tensor:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise FewgraftError(f"{path} cannot be read: {error.strerror}") from None
+    with reading(path, "readable ONNX file"):
+        content = read_whole(path, LARGEST)
     if not content:
         raise FewgraftError(f"{path} is empty")
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)
@@ -136,7 +190,8 @@ def _read(path: Path) -> Tensor:
 
 def _settings(file: Tensor, options: Mapping[str, str]) -> Settings:
     """What the graph tells, and what the options add to it."""
-    session = open_session(file)
+    size = _size(options["size"]) if "size" in options else 0
+    session = open_session(file, size)
     name, single, channels, size = _input(session, options)
     graph = {"input": name, "output": _output(session), "single": single}
     with torch.inference_mode():
@@ -184,7 +239,7 @@ def _input(session: Any, options: Mapping[str, str]) -> tuple[str, bool, int, in
 
 
 def _size(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
+    if not text.isdecimal() or len(text) > 5 or int(text) < 1:
         raise FewgraftError(f"'{text}' is no size", "onnx:FILE?size=224")
     return int(text)
 

@@ -33,15 +33,12 @@ def timm_backbone(rest: str, settings: Settings) -> BackboneSpec:
         std=tuple(settings["std"]),
         crop=settings["crop"],
         settings=settings,
-        licence=settings["licence"],
+        licence=str(settings["licence"]),
     )
 
 
 def _settings(name: str) -> Settings:
     """What timm knows of this network."""
-    timm = extra("timm", EXTRA)
-    if not timm.is_model(name):
-        raise FewgraftError(f"timm has no network '{name}'", nearest(name, timm.list_models()))
     with torch.random.fork_rng(devices=[]):  # made only to look at
         network = _make(name, 3)
     data = extra("timm.data", EXTRA).resolve_data_config({}, model=network)
@@ -59,9 +56,10 @@ def _settings(name: str) -> Settings:
 
 
 def _make(name: str, channels: int, **weights: Any) -> nn.Module:
-    network: nn.Module = extra("timm", EXTRA).create_model(
-        name, num_classes=0, in_chans=channels, **weights
-    )
+    timm = extra("timm", EXTRA)
+    if not timm.is_model(name):  # else timm would look for it elsewhere, also in the network
+        raise FewgraftError(f"timm has no network '{name}'", nearest(name, timm.list_models()))
+    network: nn.Module = timm.create_model(name, num_classes=0, in_chans=channels, **weights)
     return network
 
 

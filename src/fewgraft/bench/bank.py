@@ -11,11 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from fewgraft.data.arrays import npy_map
 from fewgraft.data.catalogue import data_root
 from fewgraft.data.store import ImageStore
 from fewgraft.draws import Indices
+from fewgraft.errors import FewgraftError, reading, writing
 from fewgraft.files import replacing_folder
 from fewgraft.model import CosineModel, embed_all
 from fewgraft.progress import track
@@ -54,13 +57,24 @@ def feature_bank(
 ) -> FeatureBank:
     """The features of these pictures, from disk where they are there."""
     folder = (root or bank_root()) / _key(model, store, pictures)
-    if not (folder / "features.npy").is_file():
-        with replacing_folder(folder) as work:
+    path, shape = folder / "features.npy", (len(pictures), model.card.width)
+    try:
+        features = _read(path, shape)
+    except FewgraftError:  # absent, or damaged, which is as good as absent
+        with writing(folder), replacing_folder(folder) as work:
             _compute(model, store, pictures, work / "features.npy")
-    features = np.load(folder / "features.npy", mmap_mode="c")
+        features = _read(path, shape)
     row = torch.full((len(store),), -1)
     row[torch.from_numpy(pictures)] = torch.arange(len(pictures))
     return FeatureBank(torch.from_numpy(features), row)
+
+
+def _read(path: Path, shape: tuple[int, int]) -> NDArray[np.float32]:
+    with reading(path, "readable file of features"):
+        features: NDArray[np.float32] = npy_map(path, np.float32, shape, "c")
+        if not np.isfinite(features).all():
+            raise ValueError("the network gives numbers that are not finite")
+        return features
 
 
 def _key(model: CosineModel, store: ImageStore, pictures: Indices) -> str:

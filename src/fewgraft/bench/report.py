@@ -19,11 +19,12 @@ from fewgraft.bench import tables
 from fewgraft.bench.results import Results, Row
 from fewgraft.bench.runner import Bench, job_of
 from fewgraft.data.store import ImageStore
-from fewgraft.errors import FewgraftError
+from fewgraft.errors import FewgraftError, reading, writing
 from fewgraft.files import write_atomically
 from fewgraft.methods.base import Task
 from fewgraft.methods.prototype_refinement import PrototypeRefinement
 from fewgraft.metrics import Confusion, Interval, class_accuracy, confusion, paired
+from fewgraft.parsing import read_whole
 from fewgraft.prototypes import BaseBelief, Refinement, cosine_logits, pseudo_labels
 
 RATIO, TSNE = "ratio.png", "tsne.png"  # in the folder of the results
@@ -52,19 +53,19 @@ def write_figure(drawing: Drawing, text: str, path: Path) -> None:
     """As a PNG that carries its description, so that the two are never parted."""
     packed = io.BytesIO()
     drawing.savefig(packed, format="png", dpi=150, metadata={"Description": text})
-    try:
+    with writing(path):
         write_atomically(path, packed.getvalue())
-    except OSError as error:
-        raise FewgraftError(f"cannot write {path}: {error.strerror}") from None
 
 
 def read_figures(folder: Path) -> Iterator[Figure]:
     """Those that were drawn into the folder."""
     for name, title in FIGURES.items():
         if (folder / name).is_file():
-            png = (folder / name).read_bytes()
-            with Image.open(io.BytesIO(png)) as image:
-                yield Figure(title, str(image.info.get("Description", title)), png)
+            with reading(folder / name, "readable figure", "Draw it again, or remove it."):
+                png = read_whole(folder / name)
+                with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
+                    text = str(image.info.get("Description", title))
+            yield Figure(title, text, png)
 
 
 # -------------------------------------------------------------------------------------- headline

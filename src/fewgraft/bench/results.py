@@ -4,36 +4,53 @@ A row is appended to `results.jsonl` only when its scores are there, so that wha
 interrupted is simply not there yet.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import io
 import json
-import os
+import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
-from fewgraft.errors import FewgraftError, nearest
-from fewgraft.files import write_atomically
-from fewgraft.metrics import Interval, Scores
+from fewgraft.data.npz import npz_arrays
+from fewgraft.episodes import EpisodeSettings
+from fewgraft.errors import FewgraftError, nearest, reading, writing
+from fewgraft.files import append_line, behind_links, make_folder, write_atomically
+from fewgraft.locks import Busy, Lock, hold_lock, take_lock
+from fewgraft.metrics import METRICS, Interval, Scores
+from fewgraft.parsing import first_problem, read_whole, validated
 
 FILE = "results.jsonl"
+LARGEST = 1 << 30  # bytes
+_SHARED = ("setting", "shots", "split", "ways")
+
+
+_AGAIN = "Remove its row and run the command again."
 
 
 class Row(BaseModel):
     """Everything that is needed to print a result, and to compute it again."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    id: str
+    id: str = Field(pattern=r"^[\w-]{1,64}$")  # of a file, too
     recipe: str  # name
     method: str
     title: str
     setting: str
-    shots: int
-    episodes: int
+    shots: int = Field(ge=1)
+    episodes: int = Field(ge=1)
     split: str
     hyper: dict[str, Any]  # all hyper-parameters of the method
     stage: str  # which model
@@ -44,12 +61,34 @@ class Row(BaseModel):
     content: str  # hash of the data
     episode_settings: dict[str, Any]
     episode_hash: str
-    n_base: int
-    ways: int
+    n_base: int = Field(ge=0)
+    ways: int = Field(ge=1)
     metrics: dict[str, tuple[float | None, float | None]]  # mean and half an interval, shares
     seconds: float
     versions: dict[str, str]
     machine: str
+
+    @field_validator("episode_settings")
+    @classmethod
+    def _are_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        meant = dataclasses.asdict(validated(EpisodeSettings, settings))
+        if other := [name for name, value in settings.items() if meant.get(name) != value]:
+            raise ValueError(f"'{other[0]}' is no setting of episodes, or has no such value")
+        return settings
+
+    @field_validator("metrics")
+    @classmethod
+    def _has_all_metrics(cls, metrics: dict[str, Any]) -> dict[str, Any]:
+        if missing := [name for name in METRICS if name not in metrics]:
+            raise ValueError(f"it lacks {', '.join(missing)}")
+        return metrics
+
+    @model_validator(mode="after")
+    def _is_of_its_settings(self) -> Self:
+        settings = {name: self.episode_settings.get(name) for name in _SHARED}
+        if settings != {name: getattr(self, name) for name in _SHARED}:
+            raise ValueError("the row and its settings of episodes contradict each other")
+        return self
 
     def interval(self, metric: str) -> Interval:
         """A metric with its interval; NaN where the setting does not have it."""
@@ -74,18 +113,22 @@ class Results:
         if not path.is_file():
             return []
         found: dict[str, Row] = {}
-        *lines, _ = path.read_text().split("\n")  # what follows the last line end is torn
+        with reading(path, "readable table of results"):
+            *lines, _ = read_whole(path, LARGEST).split(b"\n")  # after the last line end: torn
         for number, line in enumerate(lines, 1):
             try:
                 row = Row.model_validate_json(line)
             except ValidationError as error:
-                first = error.errors()[0]
                 raise FewgraftError(
-                    f"{path}, line {number} is damaged: {first['msg']}",
+                    f"{path}, line {number} is damaged: {first_problem(error)}",
                     "Remove that line; the same command makes the row again.",
                 ) from None
             found[row.id] = row
         return list(found.values())
+
+    def find(self, name: str) -> Row | None:
+        """The row of exactly this name, if it is there."""
+        return next((row for row in self.rows() if row.id == name), None)
 
     def row(self, name: str) -> Row:
         """A row by its name, or by the beginning of it."""
@@ -99,22 +142,48 @@ class Results:
         return matching[0]
 
     def append(self, row: Row, scores: Scores) -> None:
-        """Scores first, then the row."""
-        self.write_scores(self._scores_path(row.id), scores)
-        with (self.folder / FILE).open("ab+") as file:
-            file.seek(0)
-            whole = file.read().rfind(b"\n") + 1
-            file.truncate(whole)  # a line that was being written when the power failed
-            file.write(row.model_dump_json().encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        """Scores first, then the row; a row that another run has written meanwhile stays."""
+        with writing(self.folder):
+            make_folder(self.folder)
+        with writing(self.folder), hold_lock(self.folder / ".writing", busy=None):
+            if self.find(row.id) is None:
+                self.write_scores(self._scores_path(row.id), scores)
+                append_line(behind_links(self.folder / FILE), row.model_dump_json().encode())
+
+    def lock(self, name: str) -> Lock | None:
+        """The right to compute a row; None while another process has it."""
+        try:
+            return take_lock(self._lock_path(name), FewgraftError("the row is in work"))
+        except Busy:
+            return None
+
+    def tidy(self, name: str) -> None:
+        """Remove what a row that is there needs no more, if a kill kept that from being done."""
+        parts = self.chunk_path(name, 0).parent
+        if not parts.exists() and not self._lock_path(name).exists():
+            return
+        with contextlib.suppress(FewgraftError):  # read-only: it stays, and does no harm
+            lock = self.lock(name)
+            if lock:
+                shutil.rmtree(parts, ignore_errors=True)
+                lock.release()
 
     def scores(self, row: Row) -> Scores:
         """The per-episode scores of a row."""
-        return self.read_scores(self._scores_path(row.id))
+        scores = self.read_scores(self._scores_path(row.id))
+        if len(scores.acc) != row.episodes:
+            raise FewgraftError(
+                f"{self._scores_path(row.id)} has scores of {len(scores.acc)} episodes, not of "
+                f"{row.episodes}",
+                _AGAIN,
+            )
+        return scores
 
     def _scores_path(self, name: str) -> Path:
         return self.folder / "scores" / f"{name}.npz"
+
+    def _lock_path(self, name: str) -> Path:
+        return self.folder / "scores" / f"{name}.lock"
 
     def chunk_path(self, name: str, start: int) -> Path:
         """Where a slow row keeps a part of its scores until it is whole."""
@@ -126,15 +195,15 @@ class Results:
         packed = io.BytesIO()
         arrays = {f.name: getattr(scores, f.name).numpy() for f in dataclasses.fields(Scores)}
         np.savez_compressed(packed, **arrays)
-        write_atomically(path, packed.getvalue())
+        with writing(path):
+            write_atomically(path, packed.getvalue())
 
     @staticmethod
     def read_scores(path: Path) -> Scores:
         """What `write_scores` wrote."""
-        try:
-            with np.load(path, allow_pickle=False) as arrays:
-                return Scores(**{name: torch.from_numpy(arrays[name]) for name in arrays.files})
-        except (OSError, ValueError, TypeError) as error:
-            raise FewgraftError(
-                f"{path} cannot be read: {error}", "Remove its row and run the command again."
-            ) from None
+        with reading(path, "readable file of scores", _AGAIN):
+            names = [field.name for field in dataclasses.fields(Scores)]
+            arrays = npz_arrays(path, names, np.float64)
+            if len({array.shape for array in arrays.values()}) > 1 or arrays["acc"].ndim != 1:
+                raise ValueError("its arrays are not one number for each episode")
+            return Scores(**{name: torch.from_numpy(array) for name, array in arrays.items()})

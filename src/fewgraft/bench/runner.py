@@ -3,8 +3,8 @@
 import dataclasses
 import math
 import platform
-import shutil
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -29,6 +29,7 @@ from fewgraft.training.recipe import Recipe
 
 # Episodes at a time; part of the numbers to the last bit. Without base classes episodes are small.
 CHUNK, REGULAR_CHUNK, MOVING_CHUNK = 10, 150, 5
+WAIT = 0.2  # seconds between two looks at a row that another process computes
 
 
 @dataclass(frozen=True)
@@ -227,20 +228,42 @@ def in_this_process(
 def run(
     wanted: Iterable[Job], results: Results, bench: Bench, engine: Engine = in_this_process
 ) -> Iterator[tuple[Row, bool]]:
-    """Rows for all jobs, each with whether it had to be computed."""
+    """Rows for all jobs, each with whether it had to be computed here.
+
+    Several processes may run on one folder: each takes the rows that no other has in hand, and in
+    the end waits for those that others have.
+    """
     there = {row.id: row for row in results.rows()}
-    for job in wanted:
+    todo, met = deque(wanted), set[str]()
+    while todo:
+        job = todo.popleft()
         name = row_id(bench.identity(job))
         if name in there:
+            results.tidy(name)
             yield there[name], False
-            continue
-        start = time.perf_counter()
-        scores = run_job(job, name, results, bench, engine)
-        threads = getattr(engine, "threads", None) or torch.get_num_threads()
-        row = bench.row(job, scores, time.perf_counter() - start, threads)
-        results.append(row, scores)
-        shutil.rmtree(results.chunk_path(name, 0).parent, ignore_errors=True)
-        yield row, True
+        elif lock := results.lock(name):
+            met.clear()
+            try:
+                found = results.find(name)  # another process was quicker
+                there[name] = found or _compute(job, name, results, bench, engine)
+            finally:
+                lock.release()
+            results.tidy(name)
+            yield there[name], found is None
+        else:
+            if name in met:  # all that is left is in other hands
+                time.sleep(WAIT)
+            met.add(name)
+            todo.append(job)
+
+
+def _compute(job: Job, name: str, results: Results, bench: Bench, engine: Engine) -> Row:
+    start = time.perf_counter()
+    scores = run_job(job, name, results, bench, engine)
+    threads = getattr(engine, "threads", None) or torch.get_num_threads()
+    row = bench.row(job, scores, time.perf_counter() - start, threads)
+    results.append(row, scores)
+    return row
 
 
 def run_job(job: Job, name: str, results: Results, bench: Bench, engine: Engine) -> Scores:

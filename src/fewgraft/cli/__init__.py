@@ -1,13 +1,14 @@
 """The `fewgraft` command."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from fewgraft import __version__
 from fewgraft.cli import bench, data, demo, doctor, episode, serve, tool, train
-from fewgraft.errors import FewgraftError
+from fewgraft.errors import FewgraftError, why
+from fewgraft.leftovers import clear_leftovers
 
 app = typer.Typer(
     name="fewgraft",
@@ -51,10 +52,31 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # a terminal without Δ or ± must not end a run
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
+    clear_leftovers()
     try:
         app()
     except FewgraftError as error:
-        typer.echo(f"error: {error.problem}", err=True)
-        if error.hint:
-            typer.echo(error.hint, err=True)
-        sys.exit(2)
+        _end(error.problem, error.hint)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except OSError as error:  # a full disk, a name that is too long, a folder that is closed
+        _end(f"{error.filename}: {why(error)}" if error.filename else why(error))
+    except UnicodeError as error:
+        _end(f"a name or text is not valid: {why(error)}")
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not _lacks_memory(error):
+            raise
+        _end("there is not enough memory for this")
+
+
+def _lacks_memory(error: RuntimeError) -> bool:
+    """Whether this is how torch says it."""
+    return "allocate memory" in str(error) or "not enough memory" in str(error)
+
+
+def _end(problem: str, hint: str = "") -> NoReturn:
+    """Say what is wrong, without a traceback."""
+    typer.echo(f"error: {problem}", err=True)
+    if hint:
+        typer.echo(hint, err=True)
+    sys.exit(2)

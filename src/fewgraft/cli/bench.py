@@ -7,14 +7,17 @@ import typer
 
 from fewgraft.cli import bench_figures, bench_tables
 from fewgraft.cli.bench_options import (
+    MOST_EPISODES,
+    EpisodesOption,
     ModelsOption,
     OutOption,
     RecipeArgument,
+    SeedOption,
     chosen_engine,
     listed,
     numbers,
 )
-from fewgraft.errors import FewgraftError
+from fewgraft.errors import FewgraftError, writing
 
 app = typer.Typer(
     help="Evaluate methods on frozen episodes, and look at the results.", no_args_is_help=True
@@ -36,9 +39,9 @@ def run(
         str, typer.Option(help="fsl, transductive-fsl, semi-fsl, incremental, ...")
     ] = "all",
     shots: Annotated[str, typer.Option(help="Such as 1,5.")] = "1,5",
-    episodes: Annotated[int, typer.Option(min=2, help="How many.")] = 600,
+    episodes: EpisodesOption = 600,
     split: Annotated[str, typer.Option(help="test or val.")] = "test",
-    seed: Annotated[int, typer.Option(min=0, help="Names the sequence of episodes.")] = 0,
+    seed: SeedOption = 0,
     models: ModelsOption = None,
     out: OutOption = None,
     engine: Annotated[str, typer.Option(help="here, or ray for a cluster.")] = "here",
@@ -60,6 +63,7 @@ def run(
     from fewgraft.bench.runner import Bench, jobs
     from fewgraft.bench.runner import run as run_jobs
     from fewgraft.episodes import SETTINGS
+    from fewgraft.files import make_folder
     from fewgraft.methods import methods as known_methods
     from fewgraft.training.recipe import load_recipe
 
@@ -77,7 +81,8 @@ def run(
     if not wanted:
         raise FewgraftError("none of these methods fits any of these settings")
     folder = out or Path("results") / loaded.name
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder):
+        make_folder(folder)
     done = 0
     with chosen_engine(engine, workers, address) as compute:
         for row, computed in run_jobs(wanted, Results(folder), Bench(), compute):
@@ -121,7 +126,7 @@ def tune(
     recipe: RecipeArgument,
     methods: Annotated[str, typer.Option(help="Names, separated by commas.")],
     shots: Annotated[str, typer.Option(help="Such as 1,5.")] = "1,5",
-    episodes: Annotated[int, typer.Option(min=2, help="How many validation episodes.")] = 300,
+    episodes: Annotated[int, typer.Option(min=2, max=MOST_EPISODES, help="How many.")] = 300,
     models: ModelsOption = None,
 ) -> None:
     """Choose hyper-parameters on validation episodes; prints entries for the recipe.

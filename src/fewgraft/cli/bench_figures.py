@@ -16,7 +16,7 @@ from fewgraft.cli.bench_options import (
     listed,
     numbers,
 )
-from fewgraft.errors import FewgraftError
+from fewgraft.errors import FewgraftError, writing
 
 
 def ratio(
@@ -94,7 +94,7 @@ def tsne(
     methods: Annotated[
         str, typer.Option(help="Names, separated by commas: a panel each.")
     ] = "+pr,proposed-without-adaptation",
-    episode: Annotated[int, typer.Option(min=0, help="Which test episode.")] = 0,
+    episode: Annotated[int, typer.Option(min=0, max=100_000, help="Which test episode.")] = 0,
     base: Annotated[
         str, typer.Option(help="Base classes: nearest to the novel ones, or random.")
     ] = "nearest",
@@ -148,7 +148,9 @@ def report(
     figures: Annotated[
         bool, typer.Option("--figures", help="Draw both figures first (`bench ratio`, `tsne`).")
     ] = False,
-    episode: Annotated[int, typer.Option(min=0, help="Whose prototypes are looked at.")] = 0,
+    episode: Annotated[
+        int, typer.Option(min=0, max=100_000, help="Whose prototypes are looked at.")
+    ] = 0,
     episodes: Annotated[
         int | None, typer.Option(min=2, help="Only rows of that many episodes.")
     ] = None,
@@ -184,8 +186,6 @@ def report(
         tsne(name, episode=episode, seed=drawn_seed, models=models, out=results)
     text = page(find(folder, choice, episode, Bench()))
     path = out or results / "report.html"
-    try:
+    with writing(path):
         write_atomically(path, text.encode())
-    except OSError as error:
-        raise FewgraftError(f"cannot write {path}: {error.strerror}") from None
     typer.echo(f"wrote {path}, {len(text) // 1024} KB")

@@ -20,8 +20,11 @@ ModelsOption = Annotated[
     Path | None,
     typer.Option(help="Folder of a training run; the shipped models if not given."),
 ]
-EpisodesOption = Annotated[int, typer.Option(min=2, help="How many.")]
-SeedOption = Annotated[int, typer.Option(min=0, help="Names the sequence of episodes.")]
+MOST_EPISODES, LARGEST_SEED = 100_000, 2**63 - 1
+EpisodesOption = Annotated[int, typer.Option(min=2, max=MOST_EPISODES, help="How many.")]
+SeedOption = Annotated[
+    int, typer.Option(min=0, max=LARGEST_SEED, help="Names the sequence of episodes.")
+]
 
 
 def listed(text: str) -> list[str]:

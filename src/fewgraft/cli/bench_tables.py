@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewgraft.errors import FewgraftError, nearest
+from fewgraft.errors import FewgraftError, nearest, writing
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -97,10 +97,8 @@ def show(tables: list["Table"], form: str, out: Path | None) -> None:
     if not out:
         typer.echo(text, nl=False)
         return
-    try:
+    with writing(out):
         write_atomically(out, text.encode())
-    except OSError as error:
-        raise FewgraftError(f"cannot write {out}: {error.strerror}") from None
     typer.echo(f"wrote {out}")
 
 

@@ -40,7 +40,7 @@ def add(
         typer.Option(help="folder only: a TOML or CSV file that says what is base and novel."),
     ] = None,
     seed: Annotated[
-        int, typer.Option(min=0, help="Of the draws that divide pictures or classes.")
+        int, typer.Option(min=0, max=2**63 - 1, help="Of the draws that divide pictures.")
     ] = 0,
     strict: Annotated[
         bool,
@@ -137,7 +137,7 @@ def show(
         int, typer.Option(min=1, max=400, help="How many classes, at the most.")
     ] = 36,
     pictures: Annotated[int, typer.Option(min=1, max=100, help="How many of each.")] = 16,
-    seed: Annotated[int, typer.Option(min=0, help="Another seed shows others.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Another seed.")] = 0,
     root: Root = None,
 ) -> None:
     """Draw a contact sheet and print how many classes and pictures each part has.

@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
-from fewgraft.errors import FewgraftError
+from fewgraft.errors import writing
 
 
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("fewgraft-demo"),
-    episodes: Annotated[int, typer.Option(min=1, help="How many episodes a row.")] = 600,
+    episodes: Annotated[int, typer.Option(min=1, max=100_000, help="Episodes a row.")] = 600,
 ) -> None:
     """Show the embedded pictures, an episode of the task, and all methods on the embedded data.
 
@@ -24,7 +24,5 @@ def demo(
     console.print("Fewgraft demo: opening the embedded Icons ...", highlight=False)
     from fewgraft.bench.demo import run_demo
 
-    try:
+    with writing(out):
         run_demo(out, episodes, console)
-    except OSError as error:
-        raise FewgraftError(f"cannot write {out}: {error.strerror or error}") from None

@@ -22,7 +22,9 @@ def episode(
         int, typer.Option(help="Classes in U that are neither base nor novel.")
     ] = 0,
     seed: Annotated[int, typer.Option(help="Names the sequence of episodes.")] = 0,
-    number: Annotated[int, typer.Option(min=0, help="Which episode of the sequence.")] = 0,
+    number: Annotated[
+        int, typer.Option(min=0, max=2**63 - 1, help="Which episode of the sequence.")
+    ] = 0,
     out: Annotated[Path | None, typer.Option(help="Draw it into this PNG file.")] = None,
 ) -> None:
     """Show one episode of the task: its settings, its classes and hash, and a drawing of it.

@@ -6,7 +6,7 @@ from pathlib import Path
 import typer
 from PIL import Image
 
-from fewgraft.errors import FewgraftError
+from fewgraft.errors import writing
 from fewgraft.files import write_atomically
 
 
@@ -14,8 +14,6 @@ def save_picture(image: Image.Image, path: Path) -> None:
     """Write a PNG and say where it is."""
     packed = io.BytesIO()
     image.save(packed, format="PNG", optimize=True)
-    try:
+    with writing(path):
         write_atomically(path, packed.getvalue())
-    except OSError as error:
-        raise FewgraftError(f"cannot write {path}: {error.strerror}") from None
     typer.echo(f"wrote {path}")

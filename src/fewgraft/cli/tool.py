@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewgraft.errors import FewgraftError
+from fewgraft.errors import FewgraftError, writing
 
 if TYPE_CHECKING:
     from fewgraft.app.teaching import Outcome
@@ -92,7 +92,7 @@ def learn(
     ] = 0.02,
     unknown: Annotated[bool, typer.Option(help='Answer "unknown" where no class fits.')] = True,
     review: Annotated[
-        int, typer.Option(min=0, help="How many photos to propose for labelling next.")
+        int, typer.Option(min=0, max=10_000, help="How many photos to propose for labelling next.")
     ] = 20,
     adapt: Annotated[
         bool, typer.Option("--adapt", help="Let the last block of the network move as well.")
@@ -160,10 +160,8 @@ def predict(
     names = [readable(f.relative_to(photos)) if f != photos else readable(f) for f in files]
     answers = list(predict(Embedder(open_classifier(classifier)), files, names))
     if csv:
-        try:
+        with writing(csv):
             write_csv(csv, answers)
-        except OSError as error:
-            raise FewgraftError(f"cannot write {csv}: {error.strerror}") from None
         typer.echo(f"wrote {csv}: {len(answers)} photos")
     else:
         for answer in answers:

@@ -24,7 +24,7 @@ from fewgraft.data.store import (
     open_store,
     pixel_hash,
 )
-from fewgraft.errors import FewgraftError
+from fewgraft.errors import FewgraftError, writing
 from fewgraft.files import NpyAppender, readable, replacing_folder
 from fewgraft.progress import track
 
@@ -72,17 +72,12 @@ def build_store(source: Source, folder: Path, name: str, *, strict: bool = False
 
     A picture that cannot be read is left out and named in the manifest; `strict` refuses instead.
     """
-    try:
-        with replacing_folder(folder) as work:
-            written = _write_pictures(source, work)
-            _refuse_if(source, written, strict)
-            manifest = _write_index(source, written, work, name)
-            (work / "manifest.json").write_text(manifest.model_dump_json(indent=1))
-            check_parts(open_store(work))
-    except OSError as error:
-        raise FewgraftError(
-            f"cannot write {folder}: {error.strerror or error}", "Nothing was changed there."
-        ) from error
+    with writing(folder, "Nothing was changed there."), replacing_folder(folder) as work:
+        written = _write_pictures(source, work)
+        _refuse_if(source, written, strict)
+        manifest = _write_index(source, written, work, name)
+        (work / "manifest.json").write_text(manifest.model_dump_json(indent=1))
+        check_parts(open_store(work))
     return open_store(folder)
 
 

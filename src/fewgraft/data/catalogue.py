@@ -8,16 +8,15 @@ from fewgraft.data.icons import ICONS, load_icons
 from fewgraft.data.sources import SourceOptions, open_source, source_kinds
 from fewgraft.data.store import ImageStore, open_store
 from fewgraft.errors import FewgraftError, nearest
-from fewgraft.files import mend_folder
+from fewgraft.files import mend_folder, read_folder
+from fewgraft.home import home_folder
+
+LONGEST_NAME = 120  # bytes; file systems allow 255, and work in progress has a longer name
 
 
 def data_root() -> Path:
     """Where added data sets live: $FEWGRAFT_HOME/data, or the user's own data folder."""
-    home = os.environ.get("FEWGRAFT_HOME")
-    if home:
-        return Path(home).expanduser() / "data"
-    share = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(share).expanduser() / "fewgraft" / "data"
+    return home_folder() / "data"
 
 
 def added_names(root: Path) -> list[str]:
@@ -33,10 +32,11 @@ def open_data(name: str, root: Path | None = None) -> ImageStore:
     if name == ICONS:
         return load_icons()
     root = root or data_root()
-    mend_folder(root / name)
+    if _is_name(name):
+        mend_folder(root / name)
     names = added_names(root)
     if name in names:
-        return open_store(root / name)
+        return read_folder(root / name, open_store)
     hint = nearest(name, [ICONS, *names])
     if name in source_kinds():
         hint = f"Add it first: fewgraft data add {name} --from PATH"
@@ -67,7 +67,13 @@ def _check_name(name: str) -> None:
             f"'{ICONS}' is embedded in the package and needs no adding",
             f"Look at it with: fewgraft data show {ICONS}",
         )
-    if not name or name.startswith((".", "-")) or any(c in name for c in '/\\:*?"<>|\n\0'):
+    if not _is_name(name):
         raise FewgraftError(
             f"{name!r} cannot be a name", "Use letters, digits, spaces, dashes and dots."
         )
+
+
+def _is_name(name: str) -> bool:
+    """Whether a folder may have this name: no path, and nothing that some systems refuse."""
+    odd = any(c in name for c in '/\\:*?"<>|\n\0') or len(os.fsencode(name)) > LONGEST_NAME
+    return bool(name) and not name.startswith((".", "-")) and not odd

@@ -1,54 +1,73 @@
-"""Rows of an array inside an .npz file, read a few at a time: such files can exceed the memory."""
+"""Arrays inside .npz files from anyone: large ones row by row, small ones whole.
+
+Such a file can exceed the memory, or claim to: a few kilobytes of it can unpack to gigabytes.
+"""
 
 import contextlib
+import math
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
+from fewgraft.data.arrays import Shape, check_pictures, read_header
 from fewgraft.data.pictures import Pixels
-from fewgraft.errors import FewgraftError
+from fewgraft.errors import reading
+
+LARGEST = 64 << 20  # bytes of an array that is read whole
+_PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # as NumPy packs
 
 
-def npz_shape(path: Path, name: str) -> tuple[int, ...]:
-    """Shape of the array `name`, which must be uint8 in C order."""
-    with _member(path, name) as stream:
-        return _read_header(stream, path, name)
+def npz_shape(path: Path, name: str) -> Shape:
+    """Shape [n, height, width, channels] of the pictures `name`, uint8 in C order."""
+    with _picture_file(path, name), _member(path, name) as (stream, size):
+        return _read_header(stream, size)
 
 
 def npz_rows(path: Path, name: str) -> Iterator[Pixels]:
-    """The rows of the array `name`, one by one."""
-    with _member(path, name) as stream:
-        shape = _read_header(stream, path, name)
-        bytes_a_row = int(np.prod(shape[1:]))
+    """The pictures `name`, one by one."""
+    with _picture_file(path, name), _member(path, name) as (stream, size):
+        shape = _read_header(stream, size)
+        bytes_a_row = math.prod(shape[1:])
         for _ in range(shape[0]):
             row = stream.read(bytes_a_row)
             if len(row) != bytes_a_row:
-                raise FewgraftError(f"{path} ends too early: it is truncated")
+                raise ValueError("it ends too early: it is truncated")
             yield np.frombuffer(row, np.uint8).reshape(shape[1:])
 
 
+def npz_arrays(path: Path, names: list[str], dtype: DTypeLike) -> dict[str, NDArray[Any]]:
+    """Small arrays of one type by name, for use inside `errors.reading`."""
+    return {name: _small(path, name, np.dtype(dtype)) for name in names}
+
+
+def _small(path: Path, name: str, dtype: "np.dtype[Any]") -> NDArray[Any]:
+    with _member(path, name) as (stream, size):
+        if size > LARGEST:
+            raise ValueError(f"'{name}' has {size} bytes")
+        shape = read_header(stream, dtype, size)
+        return np.frombuffer(bytearray(stream.read()), dtype).reshape(shape)
+
+
+def _picture_file(path: Path, name: str) -> contextlib.AbstractContextManager[None]:
+    return reading(path, f"readable .npz file with pictures '{name}'")
+
+
 @contextlib.contextmanager
-def _member(path: Path, name: str) -> Iterator[IO[bytes]]:
-    try:
-        with zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as stream:
-            yield stream
-    except (zipfile.BadZipFile, KeyError, OSError) as error:
-        raise FewgraftError(f"{path} is not an .npz file with an array '{name}': {error}") from None
+def _member(path: Path, name: str) -> Iterator[tuple[IO[bytes], int]]:
+    """The array's file inside the archive, and how many bytes it has unpacked."""
+    with zipfile.ZipFile(path) as archive:
+        member = archive.getinfo(f"{name}.npy")
+        if member.compress_type not in _PACKED:
+            raise ValueError(f"'{name}' is packed in a way that NumPy does not use")
+        with archive.open(member) as stream:
+            yield stream, member.file_size
 
 
-def _read_header(stream: IO[bytes], path: Path, name: str) -> tuple[int, ...]:
-    try:
-        version = np.lib.format.read_magic(stream)
-        read = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }[version]
-        shape, fortran_order, dtype = read(stream)
-    except (ValueError, KeyError) as error:
-        raise FewgraftError(f"{path}: the array '{name}' is damaged: {error}") from None
-    if dtype != np.uint8 or fortran_order or len(shape) != 4:
-        raise FewgraftError(f"{path}: '{name}' is {dtype} {shape}, not uint8 [n, height, width, 3]")
+def _read_header(stream: IO[bytes], size: int) -> Shape:
+    shape = read_header(stream, np.uint8, size)
+    check_pictures(np.uint8, shape)
     return shape

@@ -14,16 +14,29 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from fewgraft.data.arrays import npy_array, npy_map
 from fewgraft.data.parts import BASE_PARTS, NOVEL_PARTS, PARTS, Part
 from fewgraft.data.pictures import Pixels
-from fewgraft.errors import FewgraftError
+from fewgraft.errors import FewgraftError, reading
+from fewgraft.parsing import read_json, validated
 
 FORMAT = 1
+LARGEST_SIZE = 1024  # pixels of a side
+
+
+def _grey_or_colour(channels: int) -> int:
+    if channels not in (1, 3):
+        raise ValueError(f"pictures have 1 or 3 channels, not {channels}")
+    return channels
+
+
+Channels = Annotated[int, AfterValidator(_grey_or_colour)]
 
 
 class Skipped(BaseModel):
@@ -42,10 +55,10 @@ class Manifest(BaseModel):
     name: str
     kind: str
     source: str
-    size: int
-    channels: int
-    pictures: int
-    classes: tuple[str, ...]
+    size: int = Field(ge=1, le=LARGEST_SIZE)
+    channels: Channels
+    pictures: int = Field(ge=1)
+    classes: tuple[str, ...] = Field(min_length=1)
     counts: dict[str, int]
     content: str
     notes: tuple[str, ...] = ()
@@ -131,40 +144,33 @@ def count_parts(parts: NDArray[np.uint8]) -> dict[str, int]:
 
 def open_store(folder: Path) -> ImageStore:
     """Open a store without reading its pictures; damage that shows at a glance is an error."""
-    manifest = _read_manifest(folder)
-    try:
-        store = ImageStore(
-            pictures=np.load(folder / "pictures.npy", mmap_mode="r"),
-            labels=np.load(folder / "labels.npy"),
-            parts=np.load(folder / "parts.npy"),
-            manifest=manifest,
-        )
-    except (OSError, ValueError, EOFError) as error:
-        raise FewgraftError(f"{folder} is damaged: {error}", _ADD_AGAIN) from None
-    expected = (manifest.pictures, manifest.size, manifest.size, manifest.channels)
-    if store.pictures.shape != expected or not len(store.labels) == len(store.parts) == expected[0]:
-        raise FewgraftError(f"{folder} is damaged: its arrays do not fit its manifest", _ADD_AGAIN)
-    return store
+    with reading(folder, "whole data set", _ADD_AGAIN):
+        manifest = _read_manifest(folder / "manifest.json")
+        n, size, channels = manifest.pictures, manifest.size, manifest.channels
+        with reading(folder / "pictures.npy", "readable array", _ADD_AGAIN):
+            pictures = npy_map(folder / "pictures.npy", np.uint8, (n, size, size, channels))
+        with reading(folder / "labels.npy", "readable array", _ADD_AGAIN):
+            labels = npy_array(folder / "labels.npy", np.int32, (n,))
+        with reading(folder / "parts.npy", "readable array", _ADD_AGAIN):
+            parts = npy_array(folder / "parts.npy", np.uint8, (n,))
+        if labels.min() < 0 or labels.max() >= len(manifest.classes):
+            raise ValueError(f"its labels run beyond its {len(manifest.classes)} classes")
+        if parts.max() >= len(PARTS) or count_parts(parts) != manifest.counts:
+            raise ValueError("its parts are not those that its manifest counts")
+        return ImageStore(pictures, labels, parts, manifest)
 
 
 _ADD_AGAIN = "Add it again with `fewgraft data add NAME --from PATH`."
 
 
-def _read_manifest(folder: Path) -> Manifest:
-    path = folder / "manifest.json"
-    try:
-        manifest = Manifest.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise FewgraftError(f"{path} cannot be read: {error.strerror}", _ADD_AGAIN) from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(step) for step in first["loc"])
-        raise FewgraftError(f"{path} is damaged: {where} {first['msg']}", _ADD_AGAIN) from None
-    if manifest.format != FORMAT:
-        raise FewgraftError(
-            f"{path} has format {manifest.format}; this version reads format {FORMAT}", _ADD_AGAIN
-        )
-    return manifest
+def _read_manifest(path: Path) -> Manifest:
+    with reading(path, "readable manifest", _ADD_AGAIN):
+        content = read_json(path)
+        if isinstance(content, dict) and content.get("format", FORMAT) != FORMAT:
+            raise ValueError(
+                f"it has format {content['format']}; this version reads format {FORMAT}"
+            )
+        return validated(Manifest, content)
 
 
 def verify_store(store: ImageStore) -> None:

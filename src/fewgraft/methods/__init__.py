@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from fewgraft.errors import FewgraftError, nearest
+from fewgraft.errors import FewgraftError, nearest, reading
 from fewgraft.methods.base import MethodSpec
 
 
@@ -39,15 +39,14 @@ def _from_file(path: Path) -> MethodSpec:
     """The one method that a file of the user's own defines."""
     if not path.is_file():
         raise FewgraftError(f"there is no file {path}", "Give a method's name or a Python file.")
-    found = importlib.util.spec_from_file_location(path.stem, path)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    sys.modules[path.stem] = module  # dataclasses look their module up
-    found.loader.exec_module(module)
-    specs: tuple[MethodSpec, ...] = getattr(module, "METHODS", ())
-    if len(specs) != 1:
-        raise FewgraftError(
-            f"{path} defines {len(specs)} methods", "It needs METHODS = (MethodSpec(...),)."
-        )
-    return specs[0]
+    with reading(path, "Python file with a method", "It needs METHODS = (MethodSpec(...),)."):
+        found = importlib.util.spec_from_file_location(path.stem, path)
+        assert found is not None
+        assert found.loader is not None
+        module = importlib.util.module_from_spec(found)
+        sys.modules[path.stem] = module  # dataclasses look their module up
+        found.loader.exec_module(module)
+        specs: tuple[MethodSpec, ...] = tuple(getattr(module, "METHODS", ()))
+        if len(specs) != 1 or not isinstance(specs[0], MethodSpec):
+            raise ValueError(f"it defines {len(specs)} methods")
+        return specs[0]

@@ -10,14 +10,17 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self, get_type_hints
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch import Tensor
 
 from fewgraft.errors import FewgraftError, nearest
 from fewgraft.network import Network
+from fewgraft.parsing import first_problem
 from fewgraft.prototypes import cosine_logits, join_logits
 
+LARGEST_VALUE = 1e6
 Search = Mapping[str, tuple[Any, ...]]
 
 
@@ -83,12 +86,24 @@ class Method(ABC):
     def changed(self, **changes: Any) -> Self:
         """The same method with other hyper-parameters."""
         known = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
-        for name in changes:
+        for name, value in changes.items():
             if name not in known:
                 raise FewgraftError(
                     f"{type(self).__name__} has no hyper-parameter '{name}'", nearest(name, known)
                 )
+            self._check_value(name, value)
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+
+    def _check_value(self, name: str, value: Any) -> None:
+        """Of the right kind, and a number that is one."""
+        kind = get_type_hints(type(self))[name]
+        any_kind = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
+        try:
+            TypeAdapter(kind, config=any_kind).validate_python(value, strict=True)
+        except ValidationError as error:
+            raise FewgraftError(f"hyper-parameter '{name}': {first_problem(error)}") from None
+        if isinstance(value, (int, float)) and abs(value) > LARGEST_VALUE:
+            raise FewgraftError(f"hyper-parameter '{name}': {value:.3g} is beyond measure")
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,18 @@ Everything random in training is a function of (seed, step), so that no random s
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from fewgraft.errors import FewgraftError
+from fewgraft.errors import FewgraftError, reading, writing
 from fewgraft.files import write_atomically
+from fewgraft.parsing import validated
+
+ANEW = "Remove it to start anew."
 
 
 @dataclass
@@ -42,31 +46,57 @@ def save_checkpoint(
         if momentum is not None:
             tensors[f"momentum/{name}"] = momentum
     tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-    write_atomically(path, save(tensors, {"progress": json.dumps(asdict(progress))}))
+    with writing(path, "Make room; --resume goes on from the last checkpoint."):
+        write_atomically(path, save(tensors, {"progress": json.dumps(asdict(progress))}))
 
 
 def load_checkpoint(
     path: Path, run: str, model: nn.Module, optimiser: torch.optim.SGD
 ) -> tuple[Progress, dict[str, Tensor]]:
     """Put model and optimiser into the saved state; the progress and the best weights so far."""
-    try:
+    with reading(path, "readable checkpoint", ANEW):
         with safe_open(path, "pt") as file:
-            progress = Progress(**json.loads(file.metadata()["progress"]))
+            progress = _progress(json.loads(file.metadata()["progress"]))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise FewgraftError(
-            f"{path} is not a readable checkpoint: {error}", "Remove it to start anew."
-        ) from None
-    if progress.run != run:
-        raise FewgraftError(
-            f"{path} belongs to another run ({progress.run}, not {run}): the recipe was changed",
-            "Give another --out, or remove the old run.",
-        )
-    model.load_state_dict(_under("model/", tensors))
-    for name, momentum in _under("momentum/", tensors).items():
-        parameter = model.get_parameter(name)
-        optimiser.state[parameter] = {"momentum_buffer": _like(momentum, parameter)}
-    return progress, _under("best/", tensors)
+        if progress.run != run:
+            raise FewgraftError(
+                f"{path} belongs to another run ({progress.run}, not {run}): the recipe was "
+                "changed",
+                "Give another --out, or remove the old run.",
+            )
+        model.load_state_dict(_under("model/", tensors))
+        for name, momentum in _under("momentum/", tensors).items():
+            parameter = model.get_parameter(name)
+            optimiser.state[parameter] = {"momentum_buffer": _like(momentum, parameter)}
+        return progress, _under("best/", tensors)
+
+
+def _progress(content: dict[str, Any]) -> Progress:
+    validated(Progress, content)
+    progress = Progress(**content)  # numbers as they were written: whole ones stay whole
+    known = [row["step"] for row in progress.history]
+    if not 0 <= progress.best_step <= progress.step or (
+        progress.best_step and progress.best_step not in known
+    ):
+        raise ValueError("its steps contradict each other")
+    return progress
+
+
+def check_best(path: Path, progress: Progress, best: dict[str, Tensor], model: nn.Module) -> None:
+    """The best weights of a checkpoint are the model's, once there was a validation."""
+    wanted = model.state_dict() if progress.best_step else {}
+    with reading(path, "readable checkpoint", ANEW):
+        if {k: v.shape for k, v in best.items()} != {k: v.shape for k, v in wanted.items()}:
+            raise ValueError("its best weights are not this model's")
+
+
+def checkpoint_run(path: Path) -> str:
+    """What a checkpoint says is being trained."""
+    with (
+        reading(path, "readable checkpoint", ANEW),
+        safe_open(path, "pt") as f,
+    ):
+        return str(json.loads(f.metadata()["progress"])["run"])
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

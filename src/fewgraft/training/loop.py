@@ -14,7 +14,13 @@ from torch import Tensor, nn
 
 from fewgraft.errors import FewgraftError
 from fewgraft.progress import track
-from fewgraft.training.checkpoint import Progress, load_checkpoint, save_checkpoint
+from fewgraft.training.checkpoint import (
+    ANEW,
+    Progress,
+    check_best,
+    load_checkpoint,
+    save_checkpoint,
+)
 from fewgraft.training.log import RunLog
 from fewgraft.training.phase import Phase, Share, StepLoss
 from fewgraft.training.recipe import Optimisation
@@ -68,6 +74,9 @@ def train_phase(
     progress, best = Progress(run), dict[str, Tensor]()
     if path.exists():
         progress, best = load_checkpoint(path, run, phase.learner, optimiser)
+        check_best(path, progress, best, phase.model)
+        if progress.step > phase.steps or (progress.step == phase.steps and not best):
+            raise FewgraftError(f"{path} is beyond the last step, {phase.steps}", ANEW)
     share = Share(accelerator.process_index, accelerator.num_processes)
     wrapped, prepared = accelerator.prepare(StepLoss(phase, share), optimiser)
     log = RunLog(folder, phase.name, progress.step) if accelerator.is_main_process else None

@@ -1,24 +1,28 @@
 """Recipes: one TOML file says all that a training run does."""
 
-import difflib
 import hashlib
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fewgraft.augment import Augmentation
 from fewgraft.backbones import backbone_spec
-from fewgraft.errors import FewgraftError, nearest
+from fewgraft.data.store import LARGEST_SIZE
+from fewgraft.errors import FewgraftError, nearest, reading
+from fewgraft.parsing import first_problem, read_toml
 from fewgraft.prototypes import Refinement
 
 EMBEDDED = resources.files("fewgraft") / "recipes"
+MOST = 1_000_000  # pictures of an episode: more than any data set here has
+Steps = Annotated[int, Field(ge=1, le=100_000_000)]
+Shots = Annotated[tuple[Annotated[int, Field(ge=1, le=MOST)], ...], Field(min_length=1)]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Optimisation(_Section):
@@ -47,11 +51,12 @@ class Rotation(_Section):
 class Pretraining(_Section):
     """Supervised training on base/train."""
 
-    steps: int = Field(ge=1)
-    batch: int = Field(default=128, ge=1)
+    steps: Steps
+    batch: int = Field(default=128, ge=1, le=16384)
     optimisation: Optimisation
     augmentation: Augmentation = Augmentation()
-    small_size: int | None = None  # pictures are this small at first: faster, and no worse
+    # Pictures are this small at first: faster, and no worse.
+    small_size: int | None = Field(default=None, ge=1, le=LARGEST_SIZE)
     small_share: float = Field(default=0.0, ge=0, le=1)  # of the steps
     rotation: Rotation | None = None
     validate_every: int = Field(default=500, ge=1)
@@ -76,19 +81,19 @@ class Distillation(Pretraining):
 class Metatraining(_Section):
     """Algorithms 1 and 2: episodes from novel/train and base/train."""
 
-    steps: int = Field(ge=1)
-    episodes: int = Field(default=4, ge=1)  # a step
+    steps: Steps
+    episodes: int = Field(default=4, ge=1, le=1024)  # a step
     optimisation: Optimisation
-    shots: tuple[int, ...] = (1, 5)  # in turn, step by step
-    ways: int = Field(default=5, ge=1)
-    queries: int = Field(default=10, ge=1)  # of each novel class
-    base_queries: int = Field(default=50, ge=0)
-    unlabelled: int = Field(default=150, ge=0)  # |U| in Algorithm 2, half of it novel
+    shots: Shots = (1, 5)  # in turn, step by step
+    ways: int = Field(default=5, ge=1, le=MOST)
+    queries: int = Field(default=10, ge=1, le=MOST)  # of each novel class
+    base_queries: int = Field(default=50, ge=0, le=MOST)
+    unlabelled: int = Field(default=150, ge=0, le=MOST)  # |U| in Algorithm 2, half of it novel
     # Where novel training classes come from: disjoint ones if the data has them, else base classes
     # in turn ("data"); or base classes turned by quarters, which W_b has no row for ("turned").
     novel: Literal["data", "turned"] = "data"
     moves: Literal["last-block", "all"] = "last-block"
-    refinement_steps: int = Field(default=1, ge=1)
+    refinement_steps: int = Field(default=1, ge=1, le=1000)
     alpha: float = Field(default=1.0, gt=0, le=1)
     augmentation: Augmentation = Augmentation()
     validate_every: int = Field(default=50, ge=1)
@@ -102,13 +107,13 @@ class Metatraining(_Section):
 class Validation(_Section):
     """Episodes of the val parts: which step is kept is decided on them, never on test."""
 
-    episodes: int = Field(default=200, ge=2)
-    shots: tuple[int, ...] = (1, 5)
-    refinement_steps: int = Field(default=5, ge=1)  # with U, as in testing
-    ways: int = Field(default=5, ge=1)
-    queries: int = Field(default=15, ge=1)  # of each novel class
-    base_queries: int = Field(default=75, ge=1)
-    unlabelled: int | None = Field(default=None, ge=0)  # |U|; None: the paper's number
+    episodes: int = Field(default=200, ge=2, le=100_000)
+    shots: Shots = (1, 5)
+    refinement_steps: int = Field(default=5, ge=1, le=1000)  # with U, as in testing
+    ways: int = Field(default=5, ge=1, le=MOST)
+    queries: int = Field(default=15, ge=1, le=MOST)  # of each novel class
+    base_queries: int = Field(default=75, ge=1, le=MOST)
+    unlabelled: int | None = Field(default=None, ge=0, le=MOST)  # |U|; None: the paper's number
 
 
 class Chosen(_Section):
@@ -122,11 +127,12 @@ class Chosen(_Section):
 class Recipe(_Section):
     """A benchmark: a whole training run, and how its models are evaluated."""
 
-    name: str
+    name: str = Field(pattern=r"^[^./\\\x00][^/\\\x00]{0,99}$")  # of a folder, too
     data: str
     backbone: str
-    seed: int = Field(default=0, ge=0)
-    size: int | None = None  # of the stored pictures; None takes what is there
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    # Of the stored pictures; None takes what is there.
+    size: int | None = Field(default=None, ge=1, le=LARGEST_SIZE)
     mirrored: bool = False  # the model's features are the mean of a picture's and its mirror's
     checkpoint_every: int = Field(default=100, ge=1)  # steps
     pretraining: Pretraining
@@ -161,26 +167,26 @@ def load_recipe(path_or_name: str, changes: dict[str, str] | None = None) -> Rec
     {"pretraining.steps": "10"}.
     """
     path = Path(path_or_name)
-    if path.is_file():
-        text = path.read_text()
-    elif path_or_name in recipe_names():
-        text = (EMBEDDED / f"{path_or_name}.toml").read_text()
-    else:
-        raise FewgraftError(
-            f"there is no recipe '{path_or_name}'", nearest(path_or_name, recipe_names())
-        )
-    try:
-        content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise FewgraftError(f"{path_or_name} is not readable TOML: {error}") from None
-    for key, value in (changes or {}).items():
-        _set(content, key, value)
-    try:
-        recipe = Recipe.model_validate(content)
-    except ValidationError as error:
-        raise FewgraftError(f"{path_or_name}: {_explain(error)}") from None
+    with reading(path_or_name, "readable recipe"):
+        if path_or_name in recipe_names() and not path.is_file():
+            path = Path(str(EMBEDDED / f"{path_or_name}.toml"))
+        elif not path.is_file():
+            raise FewgraftError(
+                f"there is no recipe '{path_or_name}'", nearest(path_or_name, recipe_names())
+            )
+        content = read_toml(path)
+        for key, value in (changes or {}).items():
+            _set(content, key, value)
+        recipe = _recipe(content, path_or_name)
     backbone_spec(recipe.backbone)
     return recipe
+
+
+def _recipe(content: dict[str, Any], name: str) -> Recipe:
+    try:
+        return Recipe.model_validate(content)
+    except ValidationError as error:
+        raise FewgraftError(f"{name}: {_explain(error)}") from None
 
 
 def _set(content: dict[str, Any], key: str, value: str) -> None:
@@ -192,25 +198,30 @@ def _set(content: dict[str, Any], key: str, value: str) -> None:
             raise FewgraftError(f"'{key}' does not name a setting of a recipe")
     try:
         content[last] = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # no TOML, or numbers and nests beyond measure
         content[last] = value
 
 
 def _explain(error: ValidationError) -> str:
     """The first problem, with its field; an unknown one with the nearest valid name."""
     first = error.errors()[0]
-    where = ".".join(str(step) for step in first["loc"])
     if first["type"] != "extra_forbidden":
-        return f"{where}: {first['msg']}"
-    known = _fields(Recipe, [str(step) for step in first["loc"][:-1]])
-    close = difflib.get_close_matches(str(first["loc"][-1]), known, n=1, cutoff=0.5)
-    hint = f"Did you mean '{close[0]}'?" if close else f"Known: {', '.join(known)}"
+        return first_problem(error)
+    where = ".".join(str(step) for step in first["loc"])
+    known = _fields(Recipe, first["loc"][:-1])
+    hint = nearest(str(first["loc"][-1]), known)
     return f"there is no setting '{where}'\n{hint}"
 
 
-def _fields(model: type[BaseModel], sections: list[str]) -> list[str]:
-    for section in sections:
-        annotation = model.model_fields[section].annotation
-        assert isinstance(annotation, type)
-        model = annotation
+def _fields(model: type[BaseModel], steps: tuple[int | str, ...]) -> list[str]:
+    """Names of the settings at a place; places in a list are numbers."""
+    for step in steps:
+        if isinstance(step, str):
+            model = _section_of(model.model_fields[step].annotation)
     return list(model.model_fields)
+
+
+def _section_of(annotation: Any) -> type[BaseModel]:
+    """The section in an annotation such as `tuple[Chosen, ...]` or `Distillation | None`."""
+    parts = [annotation, *get_args(annotation)]
+    return next(p for p in parts if isinstance(p, type) and issubclass(p, BaseModel))

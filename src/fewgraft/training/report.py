@@ -1,8 +1,10 @@
 """What a run leaves for the eye: a table of the validations that were kept, and the curves."""
 
-import json
 from pathlib import Path
 from typing import Any
+
+from fewgraft.errors import writing
+from fewgraft.training.log import read_log
 
 PHASES = ("pretraining", "distillation", "algorithm-1", "algorithm-2")
 COLUMNS = ("step", "acc_1", "delta_1", "acc_5", "delta_5", "b_b", "score")
@@ -36,7 +38,7 @@ def draw_curves(folder: Path) -> Path | None:
         2, len(logs), figsize=(4 * len(logs), 5), squeeze=False, layout="constrained"
     )
     for column, (phase, path) in enumerate(logs.items()):
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        rows = read_log(path)
         for axis, name in zip(axes[:, column], ("loss", "val_score"), strict=True):
             points = [(row["step"], row[name]) for row in rows if name in row]
             axis.plot(*zip(*points, strict=True), marker="." if name == "val_score" else "")
@@ -44,6 +46,7 @@ def draw_curves(folder: Path) -> Path | None:
             axis.grid(alpha=0.3)
         axes[0, column].set_title(phase)
         axes[1, column].set_xlabel("step")
-    figure.savefig(folder / "curves.png", dpi=100)
+    with writing(folder / "curves.png"):
+        figure.savefig(folder / "curves.png", dpi=100)
     plt.close(figure)
     return folder / "curves.png"

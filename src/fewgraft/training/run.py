@@ -1,5 +1,6 @@
 """A whole run: from pictures to a pre-trained and two meta-trained models."""
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from accelerate import Accelerator
 
 from fewgraft.data.parts import Part
 from fewgraft.data.store import ImageStore
-from fewgraft.errors import FewgraftError
+from fewgraft.errors import FewgraftError, writing
+from fewgraft.files import make_folder
+from fewgraft.locks import hold_lock
 from fewgraft.model import CosineModel, load_model, new_model, save_model
 from fewgraft.network import KeptActivations
 from fewgraft.training.checkpoint import Progress
@@ -20,6 +23,7 @@ from fewgraft.training.metatrain import Metatrain
 from fewgraft.training.phase import Phase
 from fewgraft.training.pretrain import Pretrain
 from fewgraft.training.recipe import Recipe
+from fewgraft.training.record import check_record, data_name, run_name, write_record
 
 STAGES = ("pre-trained", "algorithm-1", "algorithm-2")
 TEACHER = "teacher"  # what comes before "pre-trained" where that is distilled
@@ -40,19 +44,43 @@ def train(
     kept = {} if kept is None else kept
     accelerator = accelerator or Accelerator(cpu=True)
     _check_size(recipe, store)
-    folder.mkdir(parents=True, exist_ok=True)
     if recipe.distillation and "pre-trained" in stages:
         stages = [TEACHER, *stages]
+    with writing(folder):
+        make_folder(folder)
+    with _only_one(folder) if accelerator.is_main_process else contextlib.nullcontext():
+        check_record(folder, recipe, store, (TEACHER, *STAGES))
+        if accelerator.is_main_process:
+            write_record(folder, recipe, store)
+        _train_stages(recipe, store, folder, stages, accelerator, kept)
+    return {stage: load_model(folder / stage).card.metrics for stage in stages}
+
+
+def _only_one(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """Two processes that write the checkpoints of one run would spoil both."""
+    busy = FewgraftError(
+        f"{folder} is being trained already", "Wait for it, or give another --out."
+    )
+    return hold_lock(folder / ".training", busy)
+
+
+def _train_stages(
+    recipe: Recipe,
+    store: ImageStore,
+    folder: Path,
+    stages: Sequence[str],
+    accelerator: Accelerator,
+    kept: KeptActivations,
+) -> None:
     for stage in stages:
         target = folder / stage
         if not (target / "model.json").exists():
             phase = _phase(stage, recipe, store, folder, accelerator.device, kept)
-            run = f"{recipe.name} {recipe.hash} {stage} {store.manifest.content[:12]}"
+            run = run_name(recipe, store, stage)
             progress = train_phase(phase, folder, run, recipe.checkpoint_every, accelerator)
             if accelerator.is_main_process:
                 save_model(_with_card(phase, stage, progress, recipe, store), target)
         accelerator.wait_for_everyone()
-    return {stage: load_model(folder / stage).card.metrics for stage in stages}
 
 
 def _check_size(recipe: Recipe, store: ImageStore) -> None:
@@ -107,7 +135,7 @@ def _with_card(
     phase.model.card = phase.model.card.model_copy(
         update={
             "stage": stage,
-            "data": f"{store.manifest.name} {store.manifest.content[:16]}",
+            "data": data_name(store),
             "recipe": recipe.model_dump(mode="json"),
             "metrics": {f"val_{name}": value for name, value in best.items()},
         }

@@ -3,10 +3,9 @@
 import asyncio
 import os
 import shutil
-import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -26,6 +25,7 @@ from fewgraft.app.server.refusals import Limits, RequestError
 from fewgraft.app.server.uploads import Form, Large, Upload
 from fewgraft.app.server.versions import Serving, Version, Versions
 from fewgraft.errors import FewgraftError
+from fewgraft.files import temporary_folder
 from fewgraft.model import Unknown
 
 T = TypeVar("T")
@@ -242,11 +242,11 @@ async def _in(pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
 @asynccontextmanager
 async def _scratch() -> AsyncIterator[Path]:
     """A folder for the files of a request; removing thousands of them takes a while."""
-    folder = Path(tempfile.mkdtemp(prefix="fewgraft-"))
+    scratch = ExitStack()
     try:
-        yield folder
+        yield scratch.enter_context(temporary_folder())
     finally:
-        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        await asyncio.to_thread(scratch.close)
 
 
 def _turns(photos: Sequence[Upload], size: int) -> Iterator[Sequence[Upload]]:

@@ -5,13 +5,14 @@ A file in this folder that defines `KIND` is a kind of source: nothing else has 
 
 import importlib
 import pkgutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from fewgraft.data.build import Source
-from fewgraft.errors import FewgraftError
+from fewgraft.data.build import Item, Source
+from fewgraft.data.store import LARGEST_SIZE
+from fewgraft.errors import FewgraftError, reading
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,21 @@ def open_source(kind: str, path: Path, options: SourceOptions) -> Source:
     """Open the source at `path`, which must exist."""
     if not path.exists():
         raise FewgraftError(f"{path} does not exist", "Give an existing path with --from.")
-    if options.size is not None and not 8 <= options.size <= 1024:
-        raise FewgraftError(f"a size of {options.size} pixels", "Choose one from 8 to 1024.")
-    try:
-        return source_kinds()[kind].open(path, options)
-    except OSError as error:
-        raise FewgraftError(f"{error.filename or path} cannot be read: {error.strerror}") from None
+    if options.size is not None and not 8 <= options.size <= LARGEST_SIZE:
+        raise FewgraftError(
+            f"a size of {options.size} pixels", f"Choose one from 8 to {LARGEST_SIZE}."
+        )
+    if not 0 <= options.seed < 2**64:
+        raise FewgraftError(f"a seed of {options.seed}", "Choose one from 0 to 2⁶⁴ − 1.")
+    with reading(path, f"readable {kind} source"):
+        source = source_kinds()[kind].open(path, options)
+    return replace(source, items=_watched(source))
+
+
+def _watched(source: Source) -> Iterator[Item]:
+    """The items, which are read as they are asked for: what goes wrong then is told as well."""
+    with reading(source.where, f"readable {source.kind} source"):
+        yield from source.items
 
 
 def layout_error(kind: SourceKind, path: Path) -> FewgraftError:

@@ -15,17 +15,21 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fewgraft.data.arrays import whole_numbers
 from fewgraft.data.build import Item, Source
 from fewgraft.data.parts import Part
 from fewgraft.data.pictures import Pixels
 from fewgraft.data.safe_pickle import load_plain_pickle
 from fewgraft.data.sources import SourceKind, SourceOptions, layout_error, refuse_split
 from fewgraft.data.splits import draw_base_parts, published_home
-from fewgraft.errors import FewgraftError
+from fewgraft.errors import FewgraftError, reading
 
 NATIVE_SIZE = 32
 PICTURES = 60_000
 VAL_SHARE = 0.1
+BATCH = 64  # rows of a parquet file at a time: a few bytes of it can unpack to many
+LONGEST_NAME = 255
+_NONE = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -98,38 +102,58 @@ def _halves(path: Path) -> tuple[_Half, _Half]:
 
 def _open_parquet(files: list[Path]) -> _Half:
     """Files with a column of encoded pictures and a column `fine_label`."""
-    import pyarrow
-    import pyarrow.compute
     import pyarrow.parquet as pq
 
-    try:
-        column = _picture_column(files[0])
-        tables = [pq.ParquetFile(f).read([f"{column}.path", "fine_label"]) for f in files]
-        whole = pyarrow.concat_tables(tables).combine_chunks()
-    except (pyarrow.ArrowException, OSError) as error:
-        raise FewgraftError(f"{files[0]} is not a readable parquet file: {error}") from None
-    names = pyarrow.compute.struct_field(whole[column], "path").fill_null("").to_pylist()
+    columns = [_picture_column(file) for file in files]
+    labels, names = [], []
+    for file, column in zip(files, columns, strict=True):
+        wanted = ["fine_label", f"{column}.path"]
+        with reading(file, "readable parquet file"):
+            for batch in pq.ParquetFile(file).iter_batches(BATCH, columns=wanted):
+                labels.append(_checked(batch["fine_label"].to_numpy(zero_copy_only=False), file))
+                paths = batch[column].field("path").fill_null("").to_pylist()
+                names += [_checked_name(path) for path in paths]
 
     def pictures() -> Iterator[bytes]:
-        for file in files:
-            for batch in pq.ParquetFile(file).iter_batches(256, columns=[f"{column}.bytes"]):
-                for picture in batch.column(0).field("bytes"):
-                    yield picture.as_py() or b""
+        for file, column in zip(files, columns, strict=True):
+            with reading(file, "readable parquet file"):
+                for batch in pq.ParquetFile(file).iter_batches(BATCH, columns=[f"{column}.bytes"]):
+                    for picture in batch[column].field("bytes"):
+                        yield picture.as_py() or b""
 
-    return _Half(_checked(whole["fine_label"].to_numpy(), files[0]), np.array(names), pictures)
+    return _Half(np.concatenate([_NONE, *labels]), np.array(names, np.str_), pictures)
 
 
 def _picture_column(file: Path) -> str:
+    """The name of the column with pictures, once the file is what it should be."""
     import pyarrow.parquet as pq
+    from pyarrow import types
 
-    columns = pq.read_schema(file).names
-    column = next((name for name in ("img", "image") if name in columns), None)
-    if column is None or "fine_label" not in columns:
+    with reading(file, "readable parquet file"):
+        opened = pq.ParquetFile(file)
+        schema, rows = opened.schema_arrow, opened.metadata.num_rows
+    column = next((name for name in ("img", "image") if name in schema.names), None)
+    inside = schema.field(column).type if column else None
+    if (
+        inside is None
+        or not types.is_struct(inside)
+        or {"bytes", "path"} - {inside.field(i).name for i in range(inside.num_fields)}
+        or "fine_label" not in schema.names
+        or not types.is_integer(schema.field("fine_label").type)
+    ):
         raise FewgraftError(
-            f"{file} has the columns {', '.join(columns)}",
-            "CIFAR-100 needs the columns img (with bytes and path in it) and fine_label.",
+            f"{file} has the columns {', '.join(schema.names)[:200]}",
+            "CIFAR-100 needs the columns img (with bytes and path in it) and fine_label (numbers).",
         )
-    return column
+    if rows > PICTURES:
+        raise FewgraftError(f"{file} has {rows:,} rows; CIFAR-100 has {PICTURES:,}")
+    return str(column)
+
+
+def _checked_name(name: object) -> str:
+    if not isinstance(name, str) or len(name) > LONGEST_NAME:
+        raise ValueError("a picture's path is no file name")
+    return name
 
 
 def _open_pickle(file: Path) -> _Half:
@@ -137,22 +161,26 @@ def _open_pickle(file: Path) -> _Half:
     content = load_plain_pickle(file)
     if not isinstance(content, dict) or not {"data", "fine_labels"} <= content.keys():
         raise FewgraftError(f"{file} lacks the keys data and fine_labels of cifar-100-python")
-    rows = np.asarray(content["data"])
-    labels = _checked(content["fine_labels"], file)
-    if rows.dtype != np.uint8 or rows.shape != (len(labels), 3 * NATIVE_SIZE**2):
-        raise FewgraftError(f"{file}: data is {rows.dtype} {rows.shape}, not uint8 [n, 3072]")
-    names = np.array([_text(n) for n in content.get("filenames", [""] * len(labels))])
+    with reading(file, "file of cifar-100-python"):
+        rows = np.asarray(content["data"])
+        labels = _checked(content["fine_labels"], file)
+        if rows.dtype != np.uint8 or rows.shape != (len(labels), 3 * NATIVE_SIZE**2):
+            raise FewgraftError(f"{file}: data is {rows.dtype} {rows.shape}, not uint8 [n, 3072]")
+        listed = list(content.get("filenames", [""] * len(labels)))
+        if len(listed) != len(labels):
+            raise ValueError(f"it has {len(listed)} file names and {len(labels)} labels")
+        names = np.array([_checked_name(_text(name)) for name in listed], np.str_)
     order = np.lexsort((names, labels))  # the file is shuffled; by class and name it is the same
     pictures = rows.reshape(-1, 3, NATIVE_SIZE, NATIVE_SIZE).transpose(0, 2, 3, 1)
     return _Half(labels[order], names[order], lambda: (pictures[row] for row in order))
 
 
-def _text(name: str | bytes) -> str:
+def _text(name: object) -> object:
     return name.decode() if isinstance(name, bytes) else name
 
 
 def _checked(labels: ArrayLike, file: Path) -> NDArray[np.int64]:
-    numbers = np.asarray(labels).astype(np.int64)
+    numbers = whole_numbers(labels)
     if len(numbers) and not 0 <= numbers.min() <= numbers.max() < 100:
         raise FewgraftError(f"{file}: fine labels must run from 0 to 99")
     return numbers

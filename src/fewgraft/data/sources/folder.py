@@ -4,8 +4,6 @@ Without a split file the classes are divided by a seeded draw. A split file says
 TOML lists of classes, or a CSV with the header `class,part` or `picture,part`.
 """
 
-import csv
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +12,9 @@ from fewgraft.data.build import Item, Source
 from fewgraft.data.parts import PARTS, Part
 from fewgraft.data.sources import SourceKind, SourceOptions
 from fewgraft.data.splits import draw_base_parts, draw_class_parts
-from fewgraft.errors import FewgraftError, nearest
+from fewgraft.errors import FewgraftError, nearest, reading
 from fewgraft.files import readable
+from fewgraft.parsing import read_csv, read_toml
 
 DEFAULT_SIZE = 84
 BASE = "base"  # in a split file: a base class whose pictures are to be divided by a draw
@@ -128,12 +127,8 @@ def _origin(file: Path, root: Path) -> str:
 
 
 def _read_split(file: Path, root: Path, files: dict[str, list[Path]]) -> Split:
-    try:
+    with reading(file, "readable split file", _SPLIT_HELP):
         split = _read_csv(file) if file.suffix.lower() == ".csv" else _read_toml(file)
-    except OSError as error:
-        raise FewgraftError(f"{file} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, csv.Error) as error:
-        raise FewgraftError(f"{file} is not a readable split file: {error}", _SPLIT_HELP) from None
     known_pictures = {_origin(file, root) for own in files.values() for file in own}
     _check_names(file, split.classes, files, "class folder")
     _check_names(file, split.pictures, dict.fromkeys(known_pictures), "picture")
@@ -151,8 +146,7 @@ def _check_names(
 
 
 def _read_toml(file: Path) -> Split:
-    with file.open("rb") as stream:
-        lists = tomllib.load(stream)
+    lists = read_toml(file)
     classes: dict[str, str] = {}
     for home, names in lists.items():
         _check_home(file, home)
@@ -164,10 +158,8 @@ def _read_toml(file: Path) -> Split:
 
 
 def _read_csv(file: Path) -> Split:
-    with file.open(newline="") as stream:
-        reader = csv.DictReader(stream)
-        header = set(reader.fieldnames or ())
-        rows = list(reader)
+    names, rows = read_csv(file)
+    header = set(names)
     if header == {"class", "part"}:
         classes: dict[str, str] = {}
         for row in rows:
@@ -188,7 +180,7 @@ def _read_csv(file: Path) -> Split:
 def _check_home(file: Path, home: str) -> None:
     homes = [BASE, *map(str, PARTS)]
     if home not in homes:
-        raise FewgraftError(f"{file}: '{home}' is not a part", nearest(home or "", homes))
+        raise FewgraftError(f"{file}: '{home}' is not a part", nearest(home, homes))
 
 
 def _set_once(file: Path, homes: dict[str, str], name: str, home: str) -> None:

@@ -4,20 +4,21 @@ Vinyals et al., "Matching networks for one shot learning", NeurIPS 2016; the cla
 Larochelle, ICLR 2017; the extra base pictures of Gidaris and Komodakis, CVPR 2018.
 """
 
-import csv
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fewgraft.data.arrays import check_pictures, whole_numbers
 from fewgraft.data.build import Item, Source
 from fewgraft.data.parts import Part
 from fewgraft.data.safe_pickle import load_plain_pickle
 from fewgraft.data.sources import SourceKind, SourceOptions, layout_error, refuse_split
 from fewgraft.data.splits import draw_base_parts, published_classes, published_home
-from fewgraft.errors import FewgraftError, nearest
+from fewgraft.errors import FewgraftError, nearest, reading
+from fewgraft.parsing import read_csv
 
 NATIVE_SIZE = 84
 PICKLES = {
@@ -108,14 +109,20 @@ def _read_pickle(file: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64], dict
     content = load_plain_pickle(file)
     if not isinstance(content, dict) or not {"data", "labels", "catname2label"} <= content.keys():
         raise FewgraftError(f"{file} lacks the keys data, labels and catname2label")
-    pictures, labels = np.asarray(content["data"]), np.asarray(content["labels"])
-    if pictures.dtype != np.uint8 or pictures.ndim != 4 or len(pictures) != len(labels):
-        raise FewgraftError(
-            f"{file}: data is {pictures.dtype} {pictures.shape} with {len(labels)} labels, "
-            "not uint8 [n, height, width, 3] with n labels"
-        )
-    names = {str(name): int(label) for name, label in content["catname2label"].items()}
-    return pictures, labels.astype(np.int64), names
+    with reading(file, "file of mini-ImageNet"):
+        pictures, labels = np.asarray(content["data"]), whole_numbers(content["labels"])
+        check_pictures(pictures.dtype, pictures.shape)
+        if len(pictures) != len(labels):
+            raise ValueError(f"it has {len(pictures)} pictures and {len(labels)} labels")
+        if not isinstance(content["catname2label"], dict):
+            raise ValueError("catname2label gives no label for each name")
+        numbers = whole_numbers(list(content["catname2label"].values())).tolist()
+        names = dict(zip(map(_text, content["catname2label"]), numbers, strict=True))
+    return pictures, labels, names
+
+
+def _text(name: object) -> str:
+    return name.decode() if isinstance(name, bytes) else str(name)
 
 
 # --- tables beside a folder of pictures ---
@@ -142,11 +149,19 @@ def _row_item(row: _Row, path: Path) -> Item:
 def _read_table(table: Path, pictures: Path, part: Part) -> list[_Row]:
     if not table.is_file():
         return []
-    with table.open(newline="") as file:
-        reader = csv.DictReader(file)
-        if not {"filename", "label"} <= set(reader.fieldnames or ()):
+    with reading(table, "readable table"):
+        header, rows = read_csv(table)
+        if not {"filename", "label"} <= set(header):
             raise FewgraftError(f"{table} needs the header filename,label")
-        return [_Row(pictures / row["filename"], row["label"], part) for row in reader]
+        return [_Row(pictures / _inside(row["filename"]), row["label"], part) for row in rows]
+
+
+def _inside(name: str) -> str:
+    """A file name that leads nowhere but below the folder of pictures."""
+    path = PurePath(name)
+    if not name or path.is_absolute() or ".." in path.parts or "\0" in name:
+        raise ValueError(f"'{name}' is no file name")
+    return name
 
 
 def _draw_base_rows(rows: list[_Row], seed: int) -> list[_Row]:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fewgraft.data.arrays import whole_numbers
 from fewgraft.data.build import Item, Source
 from fewgraft.data.npz import npz_rows, npz_shape
 from fewgraft.data.parts import Part
@@ -30,8 +31,9 @@ from fewgraft.data.splits import (
     published_home,
     tiered_base_pictures,
 )
-from fewgraft.errors import FewgraftError
+from fewgraft.errors import FewgraftError, reading
 from fewgraft.files import readable
+from fewgraft.parsing import read_text
 
 NATIVE_SIZE = 84
 SHARE = 0.1  # of base pictures that validate, and that test, as in the published list
@@ -148,8 +150,22 @@ class _Pack:
             for row in npz_rows(self.pictures, "images"):
                 yield row[:, :, ::-1]  # these arrays were decoded as blue, green, red
         else:
-            for picture in load_plain_pickle(self.pictures):
-                yield np.asarray(picture, np.uint8).tobytes()
+            pictures = load_plain_pickle(self.pictures)
+            with reading(self.pictures, "file of tiered-ImageNet"):
+                if len(pictures) != len(self.labels):
+                    raise ValueError(f"{len(pictures)} pictures and {len(self.labels)} labels")
+                for picture in pictures:
+                    yield _packed(picture)
+
+
+def _packed(picture: Any) -> bytes:
+    """The bytes of a picture file, which are kept as an array [n]."""
+    if isinstance(picture, bytes):
+        return picture
+    content = np.asarray(picture)
+    if content.dtype != np.uint8:
+        raise ValueError(f"a picture is {content.dtype} {content.shape}, not bytes")
+    return content.tobytes()
 
 
 def _packed_items(path: Path, seed: int) -> tuple[_Items, tuple[str, ...]]:
@@ -209,10 +225,11 @@ def _find_pack(path: Path, stem: str) -> _Pack | None:
         or not {"label_specific", "label_specific_str"} <= content.keys()
     ):
         raise FewgraftError(f"{labels} lacks the keys label_specific and label_specific_str")
-    numbers = np.asarray(content["label_specific"]).astype(np.int64)
-    names = [_synset(_as_text(name), stem, path) for name in content["label_specific_str"]]
-    if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(names):
-        raise FewgraftError(f"{labels}: labels run beyond the {len(names)} class names")
+    with reading(labels, "file of tiered-ImageNet"):
+        numbers = whole_numbers(content["label_specific"])
+        names = [_synset(_as_text(name), stem, path) for name in content["label_specific_str"]]
+        if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(names):
+            raise ValueError(f"its labels run beyond the {len(names)} class names")
     if pictures.suffix == ".npz" and npz_shape(pictures, "images")[0] != len(numbers):
         raise FewgraftError(f"{pictures} and {labels} do not hold the same number of pictures")
     return _Pack(pictures, names, numbers)
@@ -234,14 +251,16 @@ def _synset(name: str, stem: str, path: Path) -> str:
             "beside it to translate it",
             "Both files come with the usual tiered-ImageNet archive: put them into this folder.",
         )
-    pairs = zip(words.read_text().splitlines(), synsets.read_text().splitlines(), strict=True)
+    with reading(path, "folder whose class_names.txt and synsets.txt belong together"):
+        lines = [read_text(file).splitlines() for file in (words, synsets)]
+        pairs = list(zip(*lines, strict=True))
     allowed = _homes_of(stem)
     found = [s.strip() for w, s in pairs if w.strip() == name and homes.get(s.strip()) in allowed]
     if len(found) != 1:
         raise FewgraftError(
             f"{path}: '{name}' stands for {len(found)} classes of '{stem}', not one"
         )
-    return found[0]
+    return str(found[0])
 
 
 def _homes_of(stem: str) -> set[Part]:
