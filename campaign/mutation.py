@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 HUGE = 10**12
-NUMBERS = (0, -1, 1, 2, 5, 7, 255, 256, 4096, 65536, 10**6, 2**31, 2**31 - 1, 2**32, 2**53, 2**63)
-NUMBERS += (2**64, -(2**63), HUGE, 10**30, 10**400)
+NUMBERS: tuple[int, ...] = (
+    *(0, -1, 1, 2, 5, 7, 255, 256, 4096, 65536, 10**6, 2**31, 2**31 - 1, 2**32, 2**53),
+    *(2**63, 2**64, -(2**63), HUGE, 10**30, 10**400),
+)
 VALUES: tuple[Any, ...] = (
     *NUMBERS,
     *(0.0, -0.5, 1e-300, 1e300, float("nan"), float("inf"), float("-inf")),
@@ -244,8 +246,8 @@ def _npy(content: bytes, random: Random) -> bytes:
         shape = tuple(random.choice((0, 1, 3, 2**40, -1)) for _ in range(random.randrange(5)))
         descr = random.choice(("|u1", "<i4", "<f4", "|O", "<f8", "|V0", "<U99999999", "zz", 7))
         about = {"descr": descr, "fortran_order": random.choice((False, True, 3)), "shape": shape}
-        np.lib.format.write_array_header_2_0(header, about)  # type: ignore[arg-type]
-        return header.getvalue() + array.tobytes()
+        np.lib.format.write_array_header_2_0(header, about)
+        return header.getvalue() + bytes(array.tobytes())
     packed = io.BytesIO()
     np.save(packed, np.asarray(changed_array(array, random)))
     return packed.getvalue()

@@ -86,6 +86,8 @@ def backbone_spec(name: str, settings: Settings | None = None) -> BackboneSpec:
     prefix, colon, rest = name.partition(":")
     if colon and prefix in sources():
         with reading(name, "usable network"):
+            if settings:
+                validated(KnownSettings, dict(settings))
             spec = sources()[prefix](rest, settings or {})
             validated(KnownSettings, dict(spec.settings))
             return spec

@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fewgraft.backbones import BackboneSpec, KnownSettings, Settings, onnx_trial
-from fewgraft.data.store import Channels
+from fewgraft.data.store import LARGEST_SIZE, Channels
 from fewgraft.errors import FewgraftError, nearest, reading
 from fewgraft.extras import extra, first_line
 from fewgraft.files import temporary_folder
@@ -233,6 +233,8 @@ def _input(session: Any, options: Mapping[str, str]) -> tuple[str, bool, int, in
         raise FewgraftError(
             "the network takes pictures of any size", "Name one: onnx:FILE?size=224"
         )
+    if max(sizes) > LARGEST_SIZE:
+        raise FewgraftError(f"pictures of {max(sizes)} pixels are beyond {LARGEST_SIZE}")
     if len(sizes) > 1:
         raise FewgraftError(f"the network takes {first.shape}, and that is no square of one size")
     return first.name, isinstance(batch, int), channels, sizes.pop()
