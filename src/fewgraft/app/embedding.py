@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from fewgraft.app.cache import FeatureCache, Features, backbone_key, cache_root, content_key
-from fewgraft.data.pictures import PictureError, Pixels, read_picture
+from fewgraft.data.pictures import MAX_BYTES, PictureError, Pixels, read_picture
 from fewgraft.errors import FewgraftError
 from fewgraft.model import CosineModel
 from fewgraft.progress import track
@@ -172,7 +172,11 @@ def content_of(photo: Photo) -> bytes | Pixels:
     """The bytes of a file, or pixels."""
     if isinstance(photo, Image.Image):
         return np.asarray(photo.convert("RGB"))
-    return photo.read_bytes() if isinstance(photo, Path) else photo
+    if isinstance(photo, Path):
+        if photo.stat().st_size > MAX_BYTES:
+            raise PictureError(f"a file of {photo.stat().st_size // 1_000_000} MB is no photo")
+        return photo.read_bytes()
+    return photo
 
 
 def _named(pixels: Pixels) -> bytes:
