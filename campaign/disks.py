@@ -171,7 +171,7 @@ def _clocks(trial: Trial) -> None:
     photos, home = _prepare(trial)
     for number in trial.rounds(2 * len(COMMANDS), "clocks that are set"):
         command = COMMANDS[number % len(COMMANDS)]
-        when = trial.random.choice(["1999-12-31 23:59:58", "2037-06-01", "-10y", "+3y"])
+        when = trial.random.choice(["1999-12-31 23:59:58", "2037-06-01 00:00:00", "-10y", "+3y"])
         whole, here = trial.folder / "whole", trial.folder / "here"
         said = fewgraft(*command(photos, whole), home=home)
         trial.check(said.code == 0, f"{command.name}: {said.err[-600:]}")
