@@ -27,7 +27,7 @@ from fewgraft.progress import track
 Photo = Path | bytes | Pixels | Image.Image
 BATCH = 32
 PIXELS = BATCH * 384 * 384  # of a batch: larger pictures come in fewer at a time
-AHEAD = 4  # batches that may wait, decoded, for the network
+AHEAD = 4 * BATCH  # pictures that may wait, decoded, for the network
 IN_MEMORY = 64 << 20  # bytes of features; more lie in a file that the system pages in and out
 
 Tracker = Callable[[Iterable[int], str, int], Iterable[int]]
@@ -117,7 +117,8 @@ class Embedder:
         with ThreadPoolExecutor(os.cpu_count() or 1, "decode") as pool:
             coming = iter(photos)
             waiting: deque[Future[_Decoded | str]] = deque(
-                pool.submit(self._decode, photo) for photo in islice(coming, AHEAD * self._batch)
+                pool.submit(self._decode, photo)
+                for photo in islice(coming, min(AHEAD, 4 * self._batch))
             )
             try:
                 while waiting:
