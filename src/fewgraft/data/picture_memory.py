@@ -28,9 +28,9 @@ def decoded_bytes(image: Image.Image) -> int:
     return stored + BESIDE.get(image.format or "", 0) * pixels
 
 
-def coefficient_bytes(image: Image.Image) -> int:
-    """What a progressive JPEG needs at full size, however small it is decoded."""
-    if "progressive" not in image.info:
+def coefficient_bytes(image: Image.Image, scans_apart: bool) -> int:
+    """What a JPEG of several scans needs at full size, however small it is decoded."""
+    if "progressive" not in image.info and not scans_apart:
         return 0
     return 2 * len(image.getbands()) * image.width * image.height
 
