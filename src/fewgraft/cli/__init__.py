@@ -52,8 +52,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # a terminal without Δ or ± must not end a run
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-    clear_leftovers()
     try:
+        clear_leftovers()
         app()
     except FewgraftError as error:
         _end(error.problem, error.hint)
