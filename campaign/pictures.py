@@ -62,7 +62,6 @@ def _kinds() -> Iterator[tuple[str, str, dict[str, Any]]]:
         "WEBP": ("RGB", "RGBA"),
         "PPM": ("1", "L", "RGB", "I;16"),
         "JPEG2000": ("L", "RGB", "RGBA"),
-        "AVIF": ("RGB", "RGBA"),
     }
     for kind, own in modes.items():
         for mode in own:

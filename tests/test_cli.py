@@ -212,3 +212,17 @@ def _without_editable(script: str) -> str:
     """Let the dependencies be found, but not this checkout."""
     paths = [p for p in sys.path if p.endswith("site-packages")]
     return f"import sys; sys.path += {paths!r}; {script}"
+
+
+def test_an_interrupt_while_it_is_loaded_shows_no_traceback(tmp_path: Path) -> None:
+    library = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
+    (tmp_path / "typer.py").write_text(library)  # the first thing that the command loads
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-m", "fewgraft", "--help"],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (130, "")

@@ -55,8 +55,8 @@ def main() -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     interrupts = _noted_interrupts()
-    clear_leftovers()
     try:
+        clear_leftovers()
         app()
     except FewgraftError as error:
         _end(error.problem, error.hint)

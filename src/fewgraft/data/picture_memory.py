@@ -10,7 +10,7 @@ STORED = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N": 2,
 WIDEST = 4  # bytes per pixel of every other mode: RGB is stored as four bytes, too
 POINTERS = 16  # bytes per row: where it is
 # Bytes per pixel that decoders hold beside the picture: canvas, frame before, and a copy of both.
-BESIDE = {"WEBP": 12, "AVIF": 12, "PPM": 4}
+BESIDE = {"WEBP": 12, "PPM": 4}
 PER_SAMPLE = 6  # bytes that JPEG 2000 holds beside it, for each channel
 # Tags of TIFF.
 TILE_WIDTH, TILE_LENGTH, ROWS_PER_STRIP, BITS, SAMPLES, COMPRESSION = 322, 323, 278, 258, 277, 259

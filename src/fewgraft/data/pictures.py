@@ -29,8 +29,9 @@ from fewgraft.data.picture_stream import (
 Pixels = NDArray[np.uint8]
 
 # Pillow would hand EPS to Ghostscript and open a dozen formats nobody photographs in: name the safe
-# ones, less those that this build of Pillow was made without.
-FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "JPEG2000", "AVIF")
+# ones, less those that this build of Pillow was made without. AVIF is not among them: such a file
+# can state a smaller size than its pixels have, and its decoder takes memory for the latter.
+FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "JPEG2000")
 MAX_PIXELS = 80_000_000
 MAX_BYTES = 260_000_000  # of memory for one picture, its file included
 LARGE = 8_000_000  # pixels; what is larger is brought down strip by strip
