@@ -7,7 +7,11 @@ import logging
 import shutil
 import socket
 import struct
+import subprocess
+import sys
+import tempfile
 import threading
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,20 +19,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
-import uvicorn
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fewgraft.app.embedding import Embedder
 from fewgraft.app.saving import open_classifier
-from fewgraft.app.server import connections, log
+from fewgraft.app.server import connections, guard, log
 from fewgraft.app.server.api import create_app
+from fewgraft.app.server.guard import Guard
+from fewgraft.app.server.jobs import Jobs
+from fewgraft.app.server.lessons import lay_out
 from fewgraft.app.server.refusals import Budget, Limits, RequestError
-from fewgraft.app.server.run import configured
-from fewgraft.app.server.uploads import Upload
+from fewgraft.app.server.run import Server, configured, run
+from fewgraft.app.server.scratch import Scratch
+from fewgraft.app.server.uploads import Received, Upload
 from fewgraft.app.server.versions import Versions
 from fewgraft.app.server.zips import unpack
 from fewgraft.bench.models import ZOO
+from fewgraft.errors import FewgraftError
 
 PATIENCE = 60  # seconds, before something that should happen is taken not to
 HOST = b"Host: localhost\r\n"
@@ -40,7 +50,7 @@ END = b"\r\n--x--\r\n"
 @contextlib.contextmanager
 def listening(app: ASGIApp, limits: Limits) -> Iterator[int]:
     """The port of an application that is served in this process, under other limits."""
-    server = uvicorn.Server(configured(app, limits))
+    server = Server(configured(app, limits))
     with socket.create_server(("127.0.0.1", 0)) as door:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [door]})
         thread.start()
@@ -152,6 +162,42 @@ def test_in_a_crowd_whoever_waits_gives_way(tmp_path: Path) -> None:
             one.close()
 
 
+def test_whoever_has_just_come_is_not_the_slowest(tmp_path: Path) -> None:
+    head = b"POST /api/predict HTTP/1.1\r\n" + HOST + FORM + b"Content-Length: 9000\r\n\r\n"
+    with serving(tmp_path, connections=3, share=1) as port:
+        crowd = [connect(port) for _ in range(3)]
+        for one in crowd:
+            one.sendall(head + PART)
+        time.sleep(2 * connections.FRESH)
+        new, newer = connect(port), connect(port)
+        newer.sendall(head + PART)  # it is in
+        new.sendall(get("/api/classes"))
+        assert b" 200 " in answer(new)
+        for one in (*crowd, new, newer):
+            one.close()
+
+
+def test_where_all_are_taken_the_address_that_has_most_gives_way() -> None:
+    class Waiting:
+        loop = asyncio.new_event_loop()
+
+        def __init__(self, address: str, worth: float) -> None:
+            self.address, self.transport, self.gone = address, self, False
+            self.worth = lambda _: worth
+
+        def waits(self) -> bool:
+            return True
+
+        def abort(self) -> None:
+            self.gone = True
+
+    door: Any = connections.Door(Limits(connections=4, share=1))
+    few, *many = Waiting("a", -9), *(Waiting("b", worth) for worth in (5, 3, 4))
+    assert all(door.enter(one) for one in (few, *many, Waiting("c", 0)))
+    assert [one.gone for one in (few, *many)] == [False, False, True, False]
+    Waiting.loop.close()
+
+
 def test_where_all_are_at_work_the_next_is_told() -> None:
     begun, go = threading.Semaphore(0), threading.Event()
 
@@ -176,9 +222,108 @@ def test_where_all_are_at_work_the_next_is_told() -> None:
 
 def test_files_that_may_be_open_bound_the_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     resource = pytest.importorskip("resource")
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (1_024, 4_096))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4_096))
     door = connections.Door(Limits())
-    assert 300 <= door._share < door._most < 1_024 / 2
+    assert 100 <= door._share < door._most < 200
+
+
+def test_as_many_files_may_be_open_as_the_system_allows() -> None:
+    resource = pytest.importorskip("resource")
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if most != resource.RLIM_INFINITY and most < connections.FILES:
+        pytest.skip("the system allows few")
+    asked = "import resource as r; from fewgraft.app.server.connections import allow_files;"
+    asked += f"r.setrlimit(r.RLIMIT_NOFILE, (256, {most})); allow_files();"
+    asked += "print(r.getrlimit(r.RLIMIT_NOFILE)[0])"
+    told = subprocess.run([sys.executable, "-c", asked], capture_output=True, check=True)
+    assert int(told.stdout) == connections.FILES
+
+
+def test_no_file_is_open_while_more_is_waited_for(tmp_path: Path) -> None:
+    head = b"POST /api/learn HTTP/1.1\r\n" + HOST + FORM + b"Content-Length: 9000\r\n\r\n"
+    with serving(tmp_path) as port, connect(port) as one:
+        one.sendall(head + PART + b"\r\n" + b"some bytes" * 10)
+        until = time.monotonic() + PATIENCE
+        while not any(p.stat().st_size for p in tmp_path.glob(".pending-*/received/*")):
+            assert time.monotonic() < until
+        names = [Path(file.path).name for file in psutil.Process().open_files()]
+        assert "00000" not in names
+
+
+def test_requests_share_a_temporary_folder_which_the_last_one_clears(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    scratch = Scratch()
+
+    async def requests() -> None:
+        async with scratch.folder() as first:
+            async with scratch.folder() as second:
+                assert first != second
+                assert first.parent == second.parent
+            assert first.is_dir()
+            assert not second.exists()
+            shutil.rmtree(first.parent)  # as somebody may who clears all temporary folders
+            async with scratch.folder() as third:
+                assert third.is_dir()
+        assert not list(tmp_path.iterdir())
+
+    for _ in range(2):
+        asyncio.run(requests())
+
+
+def test_who_waits_when_the_server_stops_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    begun = threading.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise NotImplementedError
+        begun.set()
+        await asyncio.sleep(PATIENCE)
+
+    with ThreadPoolExecutor(1) as reader, contextlib.ExitStack() as server:
+        port = server.enter_context(listening(Guard(app, None, Limits()), Limits()))
+        told = reader.submit(ask, port, get("/"))
+        assert begun.wait(PATIENCE)
+        server.close()
+        assert b"the server stops" in told.result(PATIENCE)[1]
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_lessons_that_were_still_being_sent_are_cleared_away(tmp_path: Path) -> None:
+    versions = Versions("icons", tmp_path)
+    jobs = Jobs(versions, Limits())
+    _, folder = jobs.open()
+    assert folder.is_dir()
+    jobs.close()
+    assert not folder.exists()
+    versions.close()
+
+
+# --- who may ask ---
+
+
+@pytest.mark.parametrize(
+    ("host", "fine"),
+    [
+        ("localhost", True), ("LOCALHOST:80", True), ("127.0.0.1:", True), ("[::1]:8000", True),
+        ("evil@localhost", False), ("localhost#.evil", False), ("localhost/.evil", False),
+        ("localhost.", False), ("127.1", False), ("0.0.0.0", False), ("[::1%25lo]", False),
+        ("127.0.0.1:a", False), ("[", False), ("", False),
+    ],
+)  # fmt: skip
+def test_names_of_this_machine(host: str, fine: bool) -> None:
+    with contextlib.nullcontext() if fine else pytest.raises(RequestError):
+        guard._check_names(Headers({"host": host}))
+    own = [(b"host", host.encode()), (b"origin", f"http://{host}".encode())]
+    with pytest.raises(RequestError):
+        guard._check_names(Headers(raw=[*own, (b"origin", b"http://evil")]))
+
+
+@pytest.mark.parametrize("token", ["tök", " a", "a\n", "a\udcff"])
+def test_tokens_that_no_header_can_hold(tmp_path: Path, token: str) -> None:
+    with pytest.raises(FewgraftError, match="cannot be sent"):
+        run("icons", "127.0.0.1", 0, token, tmp_path, print)
 
 
 # --- bytes that are no good HTTP ---
@@ -258,6 +403,13 @@ def test_few_requests_of_many_files_at_a_time(tmp_path: Path) -> None:
         while (got := ask(port, busy)[0]) == 503:
             pass
         assert got == 422
+
+
+@pytest.mark.parametrize("names", [("\u00e9", "e\u0301"), ("Robot", "robot")])
+def test_two_classes_of_nearly_one_name(tmp_path: Path, names: tuple[str, str]) -> None:
+    received = Received(texts={f"class{n}": name for n, name in enumerate(names)})
+    with pytest.raises(RequestError, match=r"twice|nearly the same"):
+        lay_out(received, tmp_path, Limits())
 
 
 # --- zips ---
@@ -360,4 +512,10 @@ def test_a_lesson_that_cannot_be_kept_is_still_there(tmp_path: Path) -> None:
     for odd in ("[1]", '{"kept": 1}', "[" * 100_000, '{"current": true, "kept": "", "name": "x"}'):
         (versions.folder / "v2" / "version.json").write_text(odd)
         assert versions.listed()[0].problem == "its files are damaged"
+    (versions.folder / "v7" / "rest").mkdir(parents=True)  # of a version that is gone
+    shutil.copytree(ZOO / "icons" / "algorithm-1", learnt)
+    assert versions.keep(learnt, "v2") == "v8"
     versions.close()
+    (versions.folder / "v8" / "model.json").write_text("[]")
+    with pytest.raises(FewgraftError, match=r"Delete .*current\.json"):
+        Versions("icons", tmp_path / "kept")

@@ -5,10 +5,9 @@ import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 from importlib import resources
-from pathlib import Path
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
@@ -22,10 +21,10 @@ from fewgraft.app.server.guard import Guard, refusal
 from fewgraft.app.server.jobs import Job, Jobs
 from fewgraft.app.server.lessons import lay_out
 from fewgraft.app.server.refusals import Limits, RequestError
+from fewgraft.app.server.scratch import Scratch
 from fewgraft.app.server.uploads import Form, Large, Upload
 from fewgraft.app.server.versions import Serving, Version, Versions
 from fewgraft.errors import FewgraftError
-from fewgraft.files import temporary_folder
 from fewgraft.model import Unknown
 
 T = TypeVar("T")
@@ -73,12 +72,13 @@ def create_app(versions: Versions, token: str | None, limits: Limits | None = No
     """The whole application; it owns `versions` and closes them."""
     limits = limits or Limits()
     jobs = Jobs(versions, limits)
-    large = Large(limits)
+    large, scratch = Large(limits), Scratch()
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
         yield
         await asyncio.to_thread(jobs.close)
+        await asyncio.to_thread(scratch.close)
         versions.close()
 
     app = FastAPI(
@@ -97,7 +97,7 @@ def create_app(versions: Versions, token: str | None, limits: Limits | None = No
     app.add_middleware(Guard, token=token, limits=limits)
     _tell_errors(app)
     _add_page(app)
-    _add_recognising(app, versions, large)
+    _add_recognising(app, versions, large, scratch)
     _add_teaching(app, jobs, large)
     _add_versions(app, versions)
     return app
@@ -142,7 +142,7 @@ def _add_page(app: FastAPI) -> None:
         serve(path, name, kind)
 
 
-def _add_recognising(app: FastAPI, versions: Versions, large: Large) -> None:
+def _add_recognising(app: FastAPI, versions: Versions, large: Large, scratch: Scratch) -> None:
     # As many photos at a time as there are cores: more would only wait for each other.
     pool = ThreadPoolExecutor(os.cpu_count() or 1, "recognise")
 
@@ -150,7 +150,7 @@ def _add_recognising(app: FastAPI, versions: Versions, large: Large) -> None:
     async def predict(request: Request) -> Answers:
         """Name what is on photos."""
         serving, told = versions.serving, list[Answer]()
-        async with _scratch() as folder:
+        async with scratch.folder() as folder:
             with Form(request, folder, large) as form:
                 received = await form.receive()
                 photos = received.of("photo")
@@ -180,8 +180,6 @@ def _add_recognising(app: FastAPI, versions: Versions, large: Large) -> None:
 
 
 def _add_teaching(app: FastAPI, jobs: Jobs, large: Large) -> None:
-    pool = ThreadPoolExecutor(1, "unpack")  # one request at a time: each may hold much in memory
-
     @app.post("/api/learn", status_code=202, openapi_extra=_form("photos1", "pile", "check"))
     async def learn(request: Request) -> Job:
         """Teach classes: class1 with photos1, class2 with photos2, ...; pile and check if any.
@@ -189,17 +187,17 @@ def _add_teaching(app: FastAPI, jobs: Jobs, large: Large) -> None:
         The photos of the pile are files or zips; those to check the old classes with are zips of
         class folders. The answer is a job to ask for; the old version goes on serving.
         """
-        name, folder = jobs.open()
+        name, folder = await asyncio.to_thread(jobs.open)
         try:
             (folder / "received").mkdir()
             with Form(request, folder / "received", large) as form:
                 received = await form.receive()
-                asked = await _in(pool, lambda: lay_out(received, folder, large.limits))
+                asked = await _in(jobs.unpacking, lambda: lay_out(received, folder, large.limits))
             await asyncio.to_thread(shutil.rmtree, folder / "received")
         except BaseException:
-            jobs.forget(name, folder)
+            await asyncio.to_thread(jobs.forget, name, folder)
             raise
-        return jobs.add(name, folder, asked)
+        return await asyncio.to_thread(jobs.add, name, folder, asked)
 
     @app.get("/api/jobs")
     def all_jobs() -> list[Job]:
@@ -237,16 +235,6 @@ def _add_versions(app: FastAPI, versions: Versions) -> None:
 
 async def _in(pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(pool, work)
-
-
-@asynccontextmanager
-async def _scratch() -> AsyncIterator[Path]:
-    """A folder for the files of a request; removing thousands of them takes a while."""
-    scratch = ExitStack()
-    try:
-        yield scratch.enter_context(temporary_folder())
-    finally:
-        await asyncio.to_thread(scratch.close)
 
 
 def _turns(photos: Sequence[Upload], size: int) -> Iterator[Sequence[Upload]]:

@@ -5,7 +5,9 @@ connection looks at itself once a second: what it waits for, and for how long.
 """
 
 import contextlib
+import heapq
 import json
+from collections import Counter
 from typing import Any, Literal
 
 import h11
@@ -14,10 +16,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from fewgraft.app.server.refusals import Limits
 
 Phase = Literal["idle", "head", "body", "work", "answer", "linger"]
-BACKLOG = 128  # connections that the system holds until they are accepted
+BACKLOG = 512  # connections that the system holds until they are accepted
+ACCEPTED = 8  # at a time: what they have sent is read before many others come
 OTHER_FILES = 64  # that the server has open besides
+FILES = 4_096  # that it wants to be allowed
 READ = 32_768  # bytes at a time; asyncio's 256 KB add up where hundreds upload
 SECOND = 1.0
+FRESH = 0.5  # seconds in which nobody can be called slow
 
 
 def protocol(limits: Limits) -> type[H11Protocol]:
@@ -40,22 +45,31 @@ class Door:
 
     def enter(self, new: "Connection") -> bool:
         """Let a connection in, in place of the slowest if need be; no: all others are at work."""
-        same = {one for one in self.inside if one.address == new.address}
-        if len(same) >= self._share and not self._drop_one(same):
+        now = new.loop.time()
+        same = [one for one in self.inside if one.address == new.address]
+        if len(same) >= self._share and not self._make_room(same, now):
             return False
-        if len(self.inside) >= self._most and not self._drop_one(self.inside):
+        if len(self.inside) >= self._most and not self._make_room(self._crowd(), now):
             return False
         self.inside.add(new)
         return True
 
-    def _drop_one(self, crowd: "set[Connection]") -> bool:
-        waiting = [one for one in crowd if one.phase() != "work" or one.hurries()]
-        if not waiting:
-            return False
-        slowest = min(waiting, key=lambda one: one.worth())
-        self.inside.discard(slowest)
-        slowest.transport.abort()
-        return True
+    def _crowd(self) -> "list[Connection]":
+        """Those of the address that has most, of the connections that could go."""
+        waiting = [one for one in self.inside if one.waits()]
+        counts = Counter(one.address for one in waiting)
+        most = max(counts.values(), default=0)
+        return [one for one in waiting if counts[one.address] == most]
+
+    def _make_room(self, crowd: "list[Connection]", now: float) -> bool:
+        """Drop the slowest, and a few more that only wait: looking for them takes a while."""
+        ranked = [(one.worth(now), id(one), one) for one in crowd if one.waits()]
+        for place, (worth, _, one) in enumerate(heapq.nsmallest(ACCEPTED, ranked)):
+            if place and worth >= 0:
+                break
+            self.inside.discard(one)
+            one.transport.abort()
+        return bool(ranked)
 
 
 class Connection(H11Protocol):
@@ -111,15 +125,22 @@ class Connection(H11Protocol):
             return "work"
         return "head" if self.conn.trailing_data[0] else "idle"
 
-    def hurries(self) -> bool:
-        """Whether the next request is here before this one is answered."""
-        return self.conn.their_state is h11.DONE and bool(self.conn.trailing_data[0])
+    def waits(self) -> bool:
+        """Whether it could give way: it is not at work, or wants more before that is answered."""
+        if self.cycle is None or self.cycle.response_complete:
+            return True  # as most of a crowd: this is quick
+        hurries = self.conn.their_state is h11.DONE and bool(self.conn.trailing_data[0])
+        return hurries or self.phase() != "work"
 
-    def worth(self) -> float:
-        """The least goes first: who has waited longest; then, of those that upload, the slowest."""
-        age = self.loop.time() - self._since
+    def worth(self, now: float) -> float:
+        """The least goes first: who has waited longest; then, of those that upload, the slowest.
+
+        Whoever has just come has had no time to send, and counts as if it uploaded well.
+        """
+        age = now - self._since
         sent = self._received - self._before
-        return sent / (age + 1) if self._state[0] == "body" else -1 - age
+        worth = sent / (age + 1) if self._state[0] == "body" else -1 - age
+        return max(worth, READ - age) if age < FRESH else worth
 
     def _notice(self) -> None:
         """Begin to count anew when the state is another, or the request is."""
@@ -135,7 +156,7 @@ class Connection(H11Protocol):
         self._notice()
         limits, phase = self.door.limits, self._state[0]
         age = self.loop.time() - self._since
-        if phase == "idle" and age > limits.head_time:
+        if phase == "idle" and age > max(limits.head_time, limits.idle if self.cycle else 0):
             self.transport.close()
         elif phase == "head" and age > limits.head_time:
             self._refuse(408, "the headers took too long")
@@ -198,8 +219,21 @@ class _Whole(h11.Connection):
         return event
 
 
+def allow_files() -> None:
+    """Raise the limit of open files, which is often lower than the system allows."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if most == resource.RLIM_INFINITY else min(FILES, most)
+    if files != resource.RLIM_INFINITY and files < wanted:
+        with contextlib.suppress(ValueError, OSError):  # then there are fewer connections
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+
+
 def _possible() -> int:
-    """As many as leave files for their uploads and for those that are being accepted."""
+    """As many as leave files for all else, and for those that are being accepted."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
@@ -207,4 +241,4 @@ def _possible() -> int:
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
         return 1 << 20
-    return max(8, (files - BACKLOG - OTHER_FILES) // 2)
+    return max(8, files - 4 * ACCEPTED - OTHER_FILES)

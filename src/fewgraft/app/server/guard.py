@@ -5,9 +5,10 @@ there (DNS rebinding) or as a form that is sent without asking. So without a tok
 asked for must be one of this machine's own, and the page that asks, if there is one, must be ours.
 """
 
+import asyncio
 import hmac
 import ipaddress
-from urllib.parse import urlsplit
+import re
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
@@ -21,6 +22,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+HOST = re.compile(r"(?:\[([\da-fA-F:.]+)\]|([\w.-]+))(?::\d*)?", re.ASCII)  # and its port
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -53,17 +55,24 @@ class Guard:
             await self._app(scope, receive, send)
             return
 
+        begun = False
+
         async def send_with_headers(message: Message) -> None:
+            nonlocal begun
             if message["type"] == "http.response.start":
+                begun = True
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
         try:
             self._check(scope["path"], Headers(scope=scope))
+            await self._app(scope, receive, send_with_headers)
         except RequestError as refused:
             await refusal(refused)(scope, receive, send_with_headers)
-        else:
-            await self._app(scope, receive, send_with_headers)
+        except asyncio.CancelledError:  # the server stops, and waits for nobody any more
+            if not begun:
+                stops = RequestError("the server stops", "Try again later.", 503)
+                await refusal(stops)(scope, receive, send_with_headers)
 
     def _check(self, path: str, headers: Headers) -> None:
         if self._token is None:
@@ -82,19 +91,17 @@ def refusal(refused: RequestError) -> JSONResponse:
 
 
 def _check_names(headers: Headers) -> None:
-    host, origin = headers.get("host", ""), headers.get("origin")
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        name = ""
-    if not is_local(name):
+    host = headers.get("host", "")
+    named = HOST.fullmatch(host)
+    if not named or not is_local((named[1] or named[2]).lower()):
         raise RequestError(
             f"this server answers to localhost, not to '{host[:80]}'",
             "Start it with --host and --token to reach it under another name.",
             status=403,
         )
-    if origin is not None and origin != f"http://{host}":
-        raise RequestError(f"pages of '{origin[:80]}' may not use this server", status=403)
+    for origin in headers.getlist("origin"):
+        if origin != f"http://{host}":
+            raise RequestError(f"pages of '{origin[:80]}' may not use this server", status=403)
 
 
 def _check_token(headers: Headers, token: str) -> None:

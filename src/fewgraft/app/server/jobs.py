@@ -6,6 +6,7 @@ import secrets
 import shutil
 import subprocess
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -61,6 +62,8 @@ class Jobs:
         self._lessons: dict[str, _Lesson] = {}
         self._waiting: queue.Queue[_Lesson | None] = queue.Queue()
         self._lock = threading.RLock()
+        # One request at a time: each may hold much in memory.
+        self.unpacking = ThreadPoolExecutor(1, "unpack")
         self._worker = threading.Thread(target=self._work, name="lessons", daemon=True)
         self._worker.start()
 
@@ -135,6 +138,9 @@ class Jobs:
                 self.discard(job.id)
         self._waiting.put(None)
         self._worker.join()
+        self._versions.clear()  # what is being unpacked fails now
+        self.unpacking.shutdown(cancel_futures=True)
+        self._versions.clear()
 
     def _lesson(self, name: str) -> _Lesson:
         try:

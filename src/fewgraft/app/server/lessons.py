@@ -5,6 +5,7 @@ or zips of photos; `check` are zips with one folder a class.
 """
 
 import re
+import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +52,7 @@ def lay_out(received: Received, folder: Path, limits: Limits) -> Asked:
 
 def class_name(text: str) -> str:
     """A name for a class that is also fit for a folder."""
-    name = text.strip()
+    name = unicodedata.normalize("NFC", text.strip())  # as most keyboards have it
     if not name:
         raise RequestError("a class has no name", "Give every class a name.")
     if len(name) > LONGEST or len(name.encode()) > LONGEST_FOLDER:
@@ -76,6 +77,8 @@ def _classes(received: Received) -> dict[str, str]:
             name = class_name(text)
             if name in classes.values():
                 raise RequestError(f"'{name}' is named twice", "Put its photos together.")
+            if name.casefold() in map(str.casefold, classes.values()):
+                raise RequestError(f"two classes have nearly the same name: '{name}'")
             classes[found[1]] = name
     for number, name in classes.items():
         if not received.of(f"photos{number}"):
@@ -145,7 +148,7 @@ def _check(uploads: Iterable[Upload], folder: Path, budget: Budget) -> int:
 def _new_folder(folder: Path, name: str) -> None:
     try:
         folder.mkdir(parents=True)
-    except FileExistsError:  # a disk that takes 'Robot' and 'robot' for the same
+    except FileExistsError:  # a disk that takes more names for the same than we do
         raise RequestError(f"two classes have nearly the same name: '{name}'") from None
 
 

@@ -47,7 +47,7 @@ class Limits:
     turn: int = 8  # photos of a request, before another request has its turn
 
     # Seconds.
-    idle: int = 5  # between two requests
+    idle: int = 20  # between two requests; clients that keep connections give up before
     head_time: float = 10  # until the headers are there
     pace: tuple[float, int] = (20, 20_000)  # in so many seconds at least so many bytes of a body
     upload: float = 1_800  # until the body is there

@@ -9,7 +9,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from fewgraft.app.server.api import create_app
-from fewgraft.app.server.connections import BACKLOG, protocol
+from fewgraft.app.server.connections import ACCEPTED, BACKLOG, allow_files, protocol
 from fewgraft.app.server.guard import is_local
 from fewgraft.app.server.log import sparing_log
 from fewgraft.app.server.memory import give_back_memory
@@ -34,8 +34,14 @@ def run(
             f"{host} can be reached from other machines: a token is needed",
             "Give --token or set FEWGRAFT_TOKEN to a long secret, or stay with 127.0.0.1.",
         )
+    if token and not (token.isascii() and token.isprintable() and token == token.strip()):
+        raise FewgraftError(
+            "the token cannot be sent in a header",
+            "Use letters, digits and signs of ASCII, without spaces around them.",
+        )
     limits = Limits()
     give_back_memory()
+    allow_files()
     with sparing_log(), contextlib.closing(_listen(host, port)) as listening:
         versions = Versions(classifier, folder or default_folder(classifier), limits)
         app = create_app(versions, token or None, limits)
@@ -46,7 +52,17 @@ def run(
         tell(f"{classifier} ({serving.name}, {classes} classes) is at {address}")
         tell(f"versions are kept in {versions.folder}; stop with Ctrl-C")
         with contextlib.suppress(KeyboardInterrupt):
-            uvicorn.Server(configured(app, limits)).run(sockets=[listening])
+            Server(configured(app, limits)).run(sockets=[listening])
+
+
+class Server(uvicorn.Server):
+    """uvicorn's. There, as many are accepted at a time as the system holds; here, far fewer."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen."""
+        await super().startup(sockets)
+        for one in sockets or []:
+            one.listen(BACKLOG)
 
 
 def configured(app: ASGIApp, limits: Limits) -> uvicorn.Config:
@@ -56,7 +72,7 @@ def configured(app: ASGIApp, limits: Limits) -> uvicorn.Config:
         loop="asyncio",
         http=protocol(limits),
         ws="none",
-        backlog=BACKLOG,
+        backlog=ACCEPTED,
         timeout_keep_alive=limits.idle,
         timeout_graceful_shutdown=PATIENCE,
         log_config=None,

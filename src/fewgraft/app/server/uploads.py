@@ -8,7 +8,7 @@ import re
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Self
+from typing import TYPE_CHECKING, Self
 
 from python_multipart import MultipartParser
 from python_multipart.exceptions import FormParserError
@@ -82,7 +82,6 @@ class Form:
 
     def __exit__(self, *_: object) -> None:
         """Also after a failure."""
-        self._sink.close()
         self._sink.leave()
 
     async def receive(self) -> Received:
@@ -95,17 +94,20 @@ class Form:
             async for chunk in self._request.stream():
                 total += len(chunk)
                 refuse_length(total, limits)
-                await asyncio.to_thread(parser.write, chunk)  # disks and parsers may be slow
+                await asyncio.to_thread(_write, parser, sink, chunk)  # which may be slow
             parser.finalize()
         except FormParserError as error:
             raise RequestError(f"the form is damaged: {error}", status=400) from None
         except ClientDisconnect:
             raise RequestError("the upload broke off", status=400) from None
-        finally:
-            sink.close()
         if not sink.ended:
             raise RequestError("the form is damaged: its end is missing", status=400)
         return sink.received
+
+
+def _write(parser: MultipartParser, sink: "_Sink", chunk: bytes) -> None:
+    parser.write(chunk)
+    sink.flush()
 
 
 def _boundary(content_type: str) -> bytes:
@@ -153,7 +155,7 @@ def is_zip(name: str) -> bool:
 
 
 class _Sink:
-    """What the parser tells, piece by piece."""
+    """What the parser tells, piece by piece. No file is open while more is waited for."""
 
     def __init__(self, folder: Path, large: Large) -> None:
         self.received = Received()
@@ -166,8 +168,8 @@ class _Sink:
         self._headers, self._head = 0, 0  # of this part, and their bytes
         self._header, self._value = b"", b""
         self._field, self._name = "", ""
-        self._file: BinaryIO | None = None
-        self._text = bytearray()
+        self._file: Path | None = None
+        self._content = bytearray()  # a text, or what is still to be written to the file
         self._size = 0
 
     def callbacks(self) -> "MultipartCallbacks":
@@ -182,10 +184,11 @@ class _Sink:
             "on_end": self._whole,
         }
 
-    def close(self) -> None:
+    def flush(self) -> None:
         if self._file:
-            self._file.close()
-            self._file = None
+            with self._file.open("ab") as file:
+                file.write(self._content)
+            self._content.clear()
 
     def leave(self) -> None:
         if self._has_place:
@@ -193,7 +196,8 @@ class _Sink:
             self._has_place = False
 
     def _begin(self) -> None:
-        self._field, self._name, self._text, self._size = "", "", bytearray(), 0
+        self._field, self._name, self._size = "", "", 0
+        self._file, self._content = None, bytearray()
         self._headers, self._head = 0, 0
         self._parts += 1  # also without a name and without a byte
         if self._parts > self._limits.files + self._limits.fields:
@@ -236,30 +240,28 @@ class _Sink:
             raise RequestError(f"more than {self._limits.files:,} files in one request", status=413)
         path = self._folder / f"{count:05}"
         self.received.files.append(Upload(self._field, shown_name(self._name), path))
-        self._file = path.open("wb")
+        self._file = path
 
     def _data(self, data: bytes, start: int, end: int) -> None:
         self._size += end - start
-        if self._file is None:
-            if self._size > self._limits.text:
-                raise RequestError(f"the field '{shown_name(self._field)}' is too long")
-            self._text += data[start:end]
-            return
+        if self._file is None and self._size > self._limits.text:
+            raise RequestError(f"the field '{shown_name(self._field)}' is too long")
         if self._size > self._limits.file and not is_zip(self._name):
             raise RequestError(
                 f"'{shown_name(self._name)}' is larger than {self._limits.file // MB} MB",
                 "Send a smaller copy of this photo.",
                 status=413,
             )
-        self._file.write(data[start:end])
+        self._content += data[start:end]
 
     def _end(self) -> None:
         if self._file:
-            self.close()
+            self.flush()
+            self._file = None
         elif self._field:
             if self._field in self.received.texts:
                 raise RequestError(f"the field '{shown_name(self._field)}' is given twice")
-            self.received.texts[self._field] = self._text.decode("utf-8", "replace")
+            self.received.texts[self._field] = self._content.decode("utf-8", "replace")
             if len(self.received.texts) > self._limits.fields:
                 raise RequestError("the form has too many fields", status=413)
 

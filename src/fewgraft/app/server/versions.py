@@ -77,9 +77,9 @@ class Versions:
             FewgraftError(busy, "Stop that one, or give another --versions."),
         )
         try:
-            self._clear()
+            self.clear()
             self._n_original = len(open_classifier(self._original).card.classes)
-            self.serving = self._load(self._read_current())
+            self.serving = self._load_first(self._read_current())
         except BaseException:
             self.close()
             raise
@@ -124,7 +124,7 @@ class Versions:
                     f"teach it again, or go back to '{learnt_from}' first.",
                     status=409,
                 )
-            name = f"v{max(map(_number, self._names()), default=1) + 1}"
+            name = self._next()
             now = datetime.datetime.now(tz=datetime.UTC).isoformat(timespec="seconds")
             facts = _Facts(learnt_from=learnt_from, kept=now)
             write_atomically(learnt / "version.json", facts.model_dump_json().encode())
@@ -147,12 +147,25 @@ class Versions:
         embed = Embedder(model, keep=False, tracker=_silently, decoders=pool, read=read)
         return Serving(name, embed)
 
+    def _load_first(self, name: str) -> Serving:
+        try:
+            return self._load(name)
+        except FewgraftError as error:
+            if name == ORIGINAL:
+                raise
+            hint = f"Delete {self.folder / 'current.json'} to serve the original classifier."
+            raise FewgraftError(error.problem, hint) from None
+
     def _names(self) -> list[str]:
-        return [
-            path.name
-            for path in self.folder.iterdir()
-            if re.fullmatch(r"v[1-9]\d*", path.name) and (path / "model.json").is_file()
-        ]
+        return [name for name in self._taken() if (self.folder / name / "model.json").is_file()]
+
+    def _taken(self) -> list[str]:
+        """The names of versions, and of what is left of damaged ones."""
+        names = (path.name for path in self.folder.iterdir())
+        return [name for name in names if re.fullmatch(r"v[1-9][0-9]{0,17}", name)]
+
+    def _next(self) -> str:
+        return f"v{max(map(_number, self._taken()), default=1) + 1}"
 
     def _described(self, name: str) -> Version:
         folder = self.folder / name
@@ -185,8 +198,8 @@ class Versions:
             )
         return str(name)
 
-    def _clear(self) -> None:
-        """What a killed server left: its lesson must not go on, and its uploads are not kept."""
+    def clear(self) -> None:
+        """Lessons in work, as a killed server leaves them: they end, and no upload is kept."""
         for left in self.folder.glob(f"{PENDING}*"):
             if process := written_process(left / "process"):
                 with contextlib.suppress(psutil.Error):
