@@ -213,6 +213,6 @@ ATTACKS = (
         15,
     ),
     _tool("export", lambda _, out: ["export", "icons", out], 10),
-    Attack("kills: train", "resumed to the same bits, and refused with another seed", _train),
-    Attack("kills: bench run", "each row once, the same bits, no parts left", _bench),
+    Attack("kills: train", "resumed to the same bits, refused with another seed", _train, False),
+    Attack("kills: bench run", "each row once, the same bits, no parts left", _bench, False),
 )

@@ -166,6 +166,6 @@ def _train(trial: Trial) -> None:
 ATTACKS = (
     Attack("races: writers", "one of them whole, all end in words", _writers),
     Attack("races: readers", "a store is whole while it is replaced", _readers),
-    Attack("races: bench run", "shared work, each row once, whoever is killed", _bench),
-    Attack("races: train", "one trains, the others are told", _train),
+    Attack("races: bench run", "shared work, each row once, whoever is killed", _bench, False),
+    Attack("races: train", "one trains, the others are told", _train, False),
 )

@@ -78,5 +78,7 @@ def _there(folder: Path) -> tuple[list[str], dict[str, bytes]]:
 
 
 ATTACKS = (
-    Attack("kills: ray", "done or told in words; run again, each row once, the same bits", _kill),
+    Attack(
+        "kills: ray", "done or told in words; run again, each row once, the same bits", _kill, False
+    ),
 )

@@ -32,8 +32,6 @@ from fewgraft.network import Network, View, divided
 from fewgraft.prototypes import Refinement
 from fewgraft.training.recipe import load_recipe
 
-pytestmark = pytest.mark.numerical
-
 FEW = 12
 
 

@@ -49,8 +49,6 @@ from fewgraft.training.recipe import (
 from fewgraft.training.report import draw_curves, summary
 from fewgraft.training.run import train
 
-pytestmark = pytest.mark.numerical
-
 
 @pytest.fixture
 def colours(tmp_path: Path) -> ImageStore:

@@ -13,8 +13,6 @@ from fewgraft.errors import FewgraftError
 from fewgraft.metrics import paired
 from fewgraft.prototypes import Refinement
 
-pytestmark = pytest.mark.numerical
-
 STAGES = ("pre-trained", "algorithm-1", "algorithm-2")
 
 
