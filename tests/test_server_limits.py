@@ -455,6 +455,19 @@ def test_zips_are_refused_by_their_index(
         unpack(Upload("pile", "a.zip", tmp_path / "a.zip"), tmp_path, Budget(Limits()))
 
 
+def test_zips_whose_files_overlap(tmp_path: Path) -> None:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        for name in ("a.png", "b.png"):
+            archive.writestr(name, b"some bytes")
+    content = made.getvalue().replace(b"b.png", b"a.png")
+    index = bytearray(content[content.index(b"PK\1\2") :])
+    struct.pack_into("<L", index, index.rindex(b"PK\1\2") + 42, 0)  # where the second one begins
+    (tmp_path / "a.zip").write_bytes(content[: -len(index)] + index)
+    with pytest.raises(RequestError, match="overlap"):
+        unpack(Upload("pile", "a.zip", tmp_path / "a.zip"), tmp_path, Budget(Limits()))
+
+
 def test_zips_together_have_a_number_of_entries(tmp_path: Path) -> None:
     (tmp_path / "a.zip").write_bytes(zipped(b"a comment does no harm"))
     archive = Upload("pile", "a.zip", tmp_path / "a.zip")

@@ -4,7 +4,9 @@ import shutil
 import stat
 import struct
 import zipfile
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 
 from fewgraft.app.server.refusals import MB, Budget, Limits, RequestError
@@ -15,6 +17,7 @@ from fewgraft.errors import why
 SMALL = 100_000  # bytes; what is smaller when unpacked does no harm, however well it was packed
 END, END_SIZE = b"PK\x05\x06", 22  # the record at the end of a zip, before its comment
 ENTRY, ENTRY_SIZE = b"PK\x01\x02", 46  # a line of its index, before its name and comment
+HEAD_SIZE = 30  # bytes before a packed file, besides its name
 ZIP64 = b"PK\x06\x07"  # leads to a second end record, for more than 4 GB
 TAIL = END_SIZE + 65_535 + 20  # where the end record lies, with the longest comment
 
@@ -39,6 +42,7 @@ def unpack(archive: Upload, folder: Path, budget: Budget) -> list[Unpacked]:
         with zipfile.ZipFile(archive.path) as opened:
             for entry in opened.infolist():
                 _look_at_path(entry.filename, archive.name)
+            _refuse_overlaps(opened.infolist())
             entries = [entry for entry in opened.infolist() if not _passed_over(entry)]
             if not entries:
                 raise RequestError(f"'{archive.name}' holds no photos")
@@ -52,6 +56,14 @@ def unpack(archive: Upload, folder: Path, budget: Budget) -> list[Unpacked]:
         raise
     except Exception as error:  # damaged zips raise nearly anything
         raise _unopened(archive, why(error)) from None
+
+
+def _refuse_overlaps(entries: Iterable[zipfile.ZipInfo]) -> None:
+    """The same bytes must not be unpacked many times over."""
+    ordered = sorted(entries, key=lambda entry: entry.header_offset)
+    for entry, following in pairwise(ordered):
+        if entry.header_offset + HEAD_SIZE + entry.compress_size > following.header_offset:
+            raise zipfile.BadZipFile("its files overlap")
 
 
 def _look_at_path(name: str, archive: str) -> None:
