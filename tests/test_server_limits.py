@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from PIL import Image
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -488,6 +489,31 @@ def test_a_log_that_cannot_be_filled(capsys: pytest.CaptureFixture[str]) -> None
         for number in range(1_000):
             logging.getLogger("asyncio").error("out of files %d", number)
     assert len(capsys.readouterr().err.splitlines()) == log.LINES
+
+
+def test_small_photos_do_not_wait_for_large_ones(tmp_path: Path) -> None:
+    limits, go = Limits(light=100), threading.Event()
+    versions = Versions("icons", tmp_path, limits)
+    small, large = ((PART + b"\r\n" + _png(side) + END) for side in (9, 11))
+    with (
+        listening(create_app(versions, None, limits), limits) as port,
+        ThreadPoolExecutor(8) as many,
+    ):
+        versions.decoders.heavy.submit(go.wait, PATIENCE)
+        waiting = [many.submit(ask, port, post("/api/predict", large)) for _ in range(8)]
+        try:
+            for _ in range(4):
+                assert ask(port, post("/api/predict", small))[0] == 200
+            assert not any(one.done() for one in waiting)
+        finally:
+            go.set()
+        assert {one.result()[0] for one in waiting} == {200}
+
+
+def _png(side: int) -> bytes:
+    made = io.BytesIO()
+    Image.new("RGB", (side, side)).save(made, "PNG")
+    return made.getvalue()
 
 
 def test_decoders_are_shared_and_outlive_a_call() -> None:

@@ -32,7 +32,6 @@ AHEAD = 4 * BATCH  # pictures that may wait, decoded, for the network
 IN_MEMORY = 64 << 20  # bytes of features; more lie in a file that the system pages in and out
 
 Tracker = Callable[[Iterable[int], str, int], Iterable[int]]
-Reader = Callable[[bytes | Pixels, int, int, float], Pixels]  # as `read_picture`
 
 
 def track_photos(items: Iterable[int], what: str, total: int) -> Iterable[int]:
@@ -84,11 +83,9 @@ class Embedder:
         cache: Path | None = None,
         tracker: Tracker = track_photos,
         decoders: Executor | None = None,  # shared with others; None: a thread per core
-        read: Reader = read_picture,
     ) -> None:
         self.model = model.eval()
         self._decoders = decoders
-        self._read = read
         self._tracker = tracker
         self._batch = max(1, min(BATCH, PIXELS // model.card.size**2))
         folder = (cache or cache_root()) / backbone_key(model) if keep else None
@@ -146,7 +143,7 @@ class Embedder:
             key = content_key(content if isinstance(content, bytes) else _named(content))
             if key in self._cache:
                 return _Decoded(key, None)
-            return _Decoded(key, self._read(content, card.size, card.channels, card.crop))
+            return _Decoded(key, read_picture(content, card.size, card.channels, card.crop))
         except PictureError as error:
             return str(error)
         except OSError as error:

@@ -23,7 +23,7 @@ from fewgraft.app.server.lessons import lay_out
 from fewgraft.app.server.refusals import Limits, RequestError
 from fewgraft.app.server.scratch import Scratch
 from fewgraft.app.server.uploads import Form, Large, Upload
-from fewgraft.app.server.versions import Serving, Version, Versions
+from fewgraft.app.server.versions import Version, Versions
 from fewgraft.errors import FewgraftError
 from fewgraft.model import Unknown
 
@@ -144,7 +144,8 @@ def _add_page(app: FastAPI) -> None:
 
 def _add_recognising(app: FastAPI, versions: Versions, large: Large, scratch: Scratch) -> None:
     # As many photos at a time as there are cores: more would only wait for each other.
-    pool = ThreadPoolExecutor(os.cpu_count() or 1, "recognise")
+    light = ThreadPoolExecutor(os.cpu_count() or 1, "recognise")
+    heavy = ThreadPoolExecutor(1, "recognise-heavy")  # those who wait for it hold up nobody else
 
     @app.post("/api/predict", openapi_extra=_form("photo"))
     async def predict(request: Request) -> Answers:
@@ -159,7 +160,11 @@ def _add_recognising(app: FastAPI, versions: Versions, large: Large, scratch: Sc
                         "there is no photo", "Send files in the field photo.", status=400
                     )
                 for turn in _turns(photos, large.limits.turn):
-                    told += await _in(pool, partial(_answer, serving, turn))
+                    paths, names = [one.path for one in turn], [one.name for one in turn]
+                    if await _in(light, partial(versions.decoders.any_heavy, paths)):
+                        told += await _in(heavy, partial(answer, serving.embed_heavy, paths, names))
+                    else:
+                        told += await _in(light, partial(answer, serving.embed, paths, names))
                     if await request.is_disconnected():  # nobody waits for the others
                         break
         if all(one.problem for one in told):
@@ -241,10 +246,6 @@ def _turns(photos: Sequence[Upload], size: int) -> Iterator[Sequence[Upload]]:
     """A few photos at a time: between two turns of a large request others have theirs."""
     for start in range(0, len(photos), size):
         yield photos[start : start + size]
-
-
-def _answer(serving: Serving, photos: Sequence[Upload]) -> list[Answer]:
-    return answer(serving.embed, [p.path for p in photos], [p.name for p in photos])
 
 
 def _form(*files: str) -> dict[str, Any]:

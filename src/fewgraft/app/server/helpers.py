@@ -10,7 +10,7 @@ from PIL import Image
 from pydantic import BaseModel
 
 from fewgraft.app.server.decoding import Decoders
-from fewgraft.data.pictures import PictureError
+from fewgraft.data.pictures import PictureError, read_picture
 
 SIDE = 96  # pixels
 EACH = 24  # of one class
@@ -46,13 +46,13 @@ def _helper(row: dict[str, str], folder: Path, decoders: Decoders) -> Helper:
         photo=Path(row["photo"]).name.partition("-")[2],
         helped=row["helped"],
         weight=float(row["weight"]),
-        picture=decoders.pool.submit(_thumbnail, folder / row["photo"], decoders).result(),
+        picture=decoders.heavy.submit(_thumbnail, folder / row["photo"]).result(),
     )
 
 
-def _thumbnail(path: Path, decoders: Decoders) -> str:
+def _thumbnail(path: Path) -> str:
     try:
-        pixels = decoders.read(path, SIDE, 3)
+        pixels = read_picture(path, SIDE, 3)
     except PictureError:
         return ""
     packed = io.BytesIO()

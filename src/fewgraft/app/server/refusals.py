@@ -41,7 +41,7 @@ class Limits:
     few: int = 50  # parts of a form that any request may have
     large: int = 8  # requests of more parts than that, at a time
     lessons: int = 20  # that wait or are being sent
-    decodes: int = 2  # pictures, at a time; of those with more pixels than these, one
+    decodes: int = 2  # pictures, at a time; beside them one that has more pixels than these
     light: int = 4_000_000
     light_jpeg: int = 16_000_000
     turn: int = 8  # photos of a request, before another request has its turn

@@ -60,6 +60,7 @@ class Serving:
 
     name: str
     embed: Embedder
+    embed_heavy: Embedder  # the same, for photos that are decoded one at a time
 
 
 class Versions:
@@ -143,9 +144,11 @@ class Versions:
 
     def _load(self, name: str) -> Serving:
         model = open_classifier(self.classifier(name))
-        pool, read = self.decoders.pool, self.decoders.read
-        embed = Embedder(model, keep=False, tracker=_silently, decoders=pool, read=read)
-        return Serving(name, embed)
+        light, heavy = (
+            Embedder(model, keep=False, tracker=_silently, decoders=pool)
+            for pool in (self.decoders.light, self.decoders.heavy)
+        )
+        return Serving(name, light, heavy)
 
     def _load_first(self, name: str) -> Serving:
         try:
