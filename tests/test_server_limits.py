@@ -291,6 +291,27 @@ def test_who_waits_when_the_server_stops_is_told(caplog: pytest.LogCaptureFixtur
     assert not [record for record in caplog.records if record.exc_info]
 
 
+def test_who_does_not_read_when_the_server_stops_is_given_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    begun = threading.Semaphore(0)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise NotImplementedError
+        begun.release()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(20_000_000)})
+
+    with contextlib.ExitStack() as server:
+        port = server.enter_context(listening(Guard(app, None, Limits()), Limits()))
+        with connect(port) as one:
+            one.sendall((b"GET / HTTP/1.1\r\n" + HOST + b"\r\n") * 2)
+            assert all(begun.acquire(timeout=PATIENCE) for _ in range(2))
+            server.close()
+    assert not [record for record in caplog.records if "without starting" in record.message]
+
+
 def test_lessons_that_were_still_being_sent_are_cleared_away(tmp_path: Path) -> None:
     versions = Versions("icons", tmp_path)
     jobs = Jobs(versions, Limits())

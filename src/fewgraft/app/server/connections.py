@@ -22,6 +22,7 @@ OTHER_FILES = 64  # that the server has open besides
 FILES = 4_096  # that it wants to be allowed
 READ = 32_768  # bytes at a time; asyncio's 256 KB add up where hundreds upload
 SECOND = 1.0
+LAST = 2.0  # seconds to read an answer when the server stops; less than uvicorn waits
 FRESH = 0.5  # seconds in which nobody can be called slow
 
 
@@ -102,6 +103,11 @@ class Connection(H11Protocol):
         self.door.inside.discard(self)
         super().connection_lost(exc)
 
+    def shutdown(self) -> None:
+        """The server stops: whoever reads has a moment for it."""
+        super().shutdown()
+        self.loop.call_later(LAST, self._give_up)
+
     def data_received(self, data: bytes) -> None:
         """Bytes from the sender; after a refusal they are of no use."""
         if self.transport.is_closing():
@@ -167,6 +173,10 @@ class Connection(H11Protocol):
         ):
             self.transport.abort()
         self.loop.call_later(SECOND, self._look)
+
+    def _give_up(self) -> None:
+        if self.phase() == "answer":
+            self.transport.abort()
 
     def _crawls(self) -> bool:
         """Whether too little of a body came of late; not where it is us who do not read on."""
