@@ -41,11 +41,14 @@ class Door:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.inside: set[Connection] = set()
+        self.closed = False
         self._most = min(limits.connections, _possible())
         self._share = max(1, round(limits.share * self._most))
 
     def enter(self, new: "Connection") -> bool:
         """Let a connection in, in place of the slowest if need be; no: all others are at work."""
+        if self.closed:
+            return False
         now = new.loop.time()
         same = [one for one in self.inside if one.address == new.address]
         if len(same) >= self._share and not self._make_room(same, now):
@@ -106,6 +109,7 @@ class Connection(H11Protocol):
     def shutdown(self) -> None:
         """The server stops: whoever reads has a moment for it."""
         super().shutdown()
+        self.door.closed = True  # a few may still be on their way in
         self.loop.call_later(LAST, self._give_up)
 
     def data_received(self, data: bytes) -> None:
