@@ -24,8 +24,6 @@ from torch.nn.functional import cross_entropy, normalize
 from usual import with_usual_convolutions
 
 from fewgraft.augment import Augmentation, augment
-from fewgraft.bench.gallery import Gallery
-from fewgraft.bench.models import models_folder, stage_model
 from fewgraft.bench.runner import Bench, Job
 from fewgraft.data.store import ImageStore
 from fewgraft.episodes import Episodes, EpisodeSettings
@@ -37,7 +35,9 @@ from fewgraft.metrics import join_scores, paired, score
 from fewgraft.model import CosineModel
 from fewgraft.progress import track
 from fewgraft.prototypes import Refinement, cosine_logits, prototypes, refine
+from fewgraft.split_features import SplitFeatures
 from fewgraft.training.recipe import load_recipe
+from fewgraft.zoo import models_folder, stage_model
 
 
 def opened(store: ImageStore, model: CosineModel, pictures: Tensor) -> Tensor:
@@ -58,22 +58,22 @@ def opened_view(
 
 
 def plain_episode(
-    folder: Path, gallery: Gallery, episodes: Episodes, e: int, how: Adaptation
+    folder: Path, split: SplitFeatures, episodes: Episodes, e: int, how: Adaptation
 ) -> Tensor:
     """Logits [1, Q, N_b+N] of one episode, adapted the usual way."""
-    store = gallery.store
+    store = split.store
     model = stage_model(folder, "algorithm-2").eval()
     with_usual_convolutions(model)
     gamma = model.gamma.item()
     support, pile, query = episodes.support[e], episodes.unlabelled[e], episodes.query[e]
     labels = episodes.support_labels[e] - episodes.n_base
     refinement = Refinement(how.refinement_steps, how.alpha, how.temperature)
-    weak, rng = gallery.network.weak, Generator().manual_seed(e)
+    weak, rng = split.network.weak, Generator().manual_seed(e)
 
     def seen(pictures: Tensor, views: int) -> Tensor:
         parts = [model.embed(opened(store, model, pictures))]
         parts += [model.embed(opened_view(store, model, pictures, weak, rng)) for _ in range(views)]
-        return torch.stack([normalize(part, dim=-1) for part in parts]).mean(0)
+        return normalize(torch.stack([normalize(part, dim=-1) for part in parts]).mean(0), dim=-1)
 
     def base_logits(pictures: Tensor) -> Tensor:
         return cosine_logits(model.embed(opened(store, model, pictures)), model.weight, gamma)
@@ -149,7 +149,7 @@ def main() -> None:
         arguments.episodes,
         folder,
     )
-    gallery, (episodes, answers) = bench.gallery(job), bench.episodes(job)
+    split, (episodes, answers) = bench.split_features(job), bench.episodes(job)
     warm_up = time.perf_counter()
     bench.logits(job, slice(0, 1))
     for e in range(arguments.episodes):  # every view of every picture once, as in a long run
@@ -157,7 +157,7 @@ def main() -> None:
     warm_up = time.perf_counter() - warm_up
 
     def plain_logits(chunk: range) -> Tensor:
-        return torch.cat([plain_episode(folder, gallery, episodes, e, method) for e in chunk])
+        return torch.cat([plain_episode(folder, split, episodes, e, method) for e in chunk])
 
     ours, plain, ours_seconds, plain_seconds = [], [], 0.0, 0.0
     for chunk in track(job.chunks, "chunks of episodes"):  # as a long run has them, both in turn

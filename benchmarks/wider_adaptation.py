@@ -78,8 +78,8 @@ class WiderAdaptation(Adaptation):
             return loss
         pictures = pictures_of(task)
         network, chosen = pictures.network, pictures.unlabelled[e][places]
-        seen = network.below(chosen, View(network.weak, step % self.views))
-        logits = moved.logits(network.above(seen, moved.parameters), task.gamma)
+        seen = network.trunk_activations(chosen, View(network.weak, step % self.views))
+        logits = moved.logits(network.head_features(seen, moved.parameters), task.gamma)
         belief, answer = teacher[places].softmax(-1).max(-1)
         each = cross_entropy(logits, answer, reduction="none") * (belief >= self.threshold)
         return loss + self.w_pseudo * each.mean()

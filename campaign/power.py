@@ -11,11 +11,10 @@ from campaign.attack import Attack, Trial
 from campaign.power_disk import Disk, Tree, traced, write_tree
 from fewgraft.app.cache import FeatureCache
 from fewgraft.app.saving import open_classifier
-from fewgraft.bench.bank import weights_hash
 from fewgraft.bench.results import Results
 from fewgraft.data.catalogue import open_data
 from fewgraft.data.store import verify_store
-from fewgraft.model import load_model
+from fewgraft.model import load_model, weights_hash
 from fewgraft.training.checkpoint import checkpoint_run
 
 _MODEL = """
@@ -34,7 +33,7 @@ def source(seed):
     return Source("made up", root, ["a", "b", "c"], items, 12, 6)
 """
 _ROW = """
-from fewgraft.bench.models import models_folder
+from fewgraft.zoo import models_folder
 from fewgraft.bench.results import Results
 from fewgraft.bench.runner import Bench, Job, in_this_process, run_job
 from fewgraft.episodes import EpisodeSettings

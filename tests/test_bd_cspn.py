@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
 from fewgraft.methods.base import Queries, Task
-from fewgraft.methods.bd_cspn import BiasDiminishing, Directions
+from fewgraft.methods.bd_cspn import BiasDiminishing, Moved
 from fewgraft.methods.nearest_prototype import NearestPrototype
 from fewgraft.prototypes import cosine_logits, prototypes
 
@@ -23,13 +23,12 @@ def made(seed: int, *shape: int) -> Tensor:
 
 
 def task(pile: int = 11, labels: tuple[int, ...] = (0, 0, 0, 1, 2, 2, 3)) -> Task:
-    """Features of very different lengths, classes of different numbers of supports."""
-    lengths = made(2, EPISODES, pile, 1).exp()
+    """Classes of different numbers of supports."""
     return Task(
         ways=WAYS,
-        support=made(0, EPISODES, len(labels), WIDTH),
+        support=normalize(made(0, EPISODES, len(labels), WIDTH), dim=-1),
         labels=torch.tensor([labels] * EPISODES),
-        unlabelled=lengths * made(1, EPISODES, pile, WIDTH) + 0.5,
+        unlabelled=normalize(made(1, EPISODES, pile, WIDTH) + 0.5, dim=-1),
         base_unlabelled=torch.empty(EPISODES, pile, 0, dtype=torch.float64),
         weights=torch.empty(0, WIDTH, dtype=torch.float64),
         gamma=10.0,
@@ -93,16 +92,16 @@ def test_an_empty_pile_leaves_the_prototypes() -> None:
 
 def test_a_pile_with_the_mean_of_the_support_is_not_moved() -> None:
     given = task(pile=7)
-    same = dataclasses.replace(given, unlabelled=3 * given.support)
+    same = dataclasses.replace(given, unlabelled=given.support)
     moved, still = (rectified(same, BiasDiminishing(shift=shift)) for shift in (True, False))
     torch.testing.assert_close(moved, still)
 
 
 def test_a_moved_pile_is_what_it_would_be_if_written_out() -> None:
     given = task(pile=11)
-    directions = normalize(given.unlabelled, dim=-1)
-    mean = normalize(given.support, dim=-1).mean(1, keepdim=True)
-    pile = Directions.of(3 * directions).moved_to(mean)
+    directions = given.unlabelled
+    mean = given.support.mean(1, keepdim=True)
+    pile = Moved(directions).to(mean)
     expected = directions + (mean - directions.mean(1, keepdim=True))
     weights = made(5, EPISODES, WAYS, 11)
     torch.testing.assert_close(pile.weighted_sums(weights), weights @ expected)
@@ -114,7 +113,9 @@ def test_a_moved_pile_is_what_it_would_be_if_written_out() -> None:
 
 def test_a_pile_helps_where_one_picture_is_far_from_its_class() -> None:
     centres = normalize(made(7, WAYS, 32), dim=-1)
-    pictures = centres[:, None] + 0.2 * made(8, 20, WAYS, 40, 32)  # [E, N, 40, d]
+    pictures = normalize(
+        centres[:, None] + 0.2 * made(8, 20, WAYS, 40, 32), dim=-1
+    )  # [E, N, 40, d]
     support, pile, query = pictures[:, :, 0], pictures[:, :, 1:25], pictures[:, :, 25:]
     labels, answers = torch.arange(WAYS), torch.arange(WAYS).repeat_interleave(15)
     given = dataclasses.replace(

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 import typer
+from by_hand import scores_by_hand
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from torch.nn.functional import normalize
 from typer.testing import CliRunner
 
-from fewgraft.bench.models import models_folder
 from fewgraft.bench.ratio import (
     METHODS,
     Curve,
@@ -40,10 +40,10 @@ from fewgraft.data.parts import Part
 from fewgraft.data.store import ImageStore
 from fewgraft.episodes import EpisodeSettings, Pools, sample_episodes
 from fewgraft.errors import FewgraftError
-from fewgraft.evaluation import evaluate
 from fewgraft.metrics import Interval
 from fewgraft.prototypes import Refinement
 from fewgraft.training.recipe import load_recipe
+from fewgraft.zoo import models_folder
 
 FEW = 8
 PROPOSED = "proposed-without-adaptation"
@@ -91,10 +91,10 @@ def test_a_sweep_is_what_a_plain_evaluation_gives(
 ) -> None:
     found = swept(Sweep.of_shares((0.9, 0.1, 0.5)), results, bench)
     assert found.values == (0.1, 0.5, 0.9), "from few to many"
-    gallery = bench.gallery(a_job(PROPOSED))
-    features = torch.zeros(len(icons), gallery.bank.features.shape[1])
-    there = gallery.bank.row >= 0
-    features[there] = gallery.bank.features[gallery.bank.row[there]]
+    opened = bench.split_features(a_job(PROPOSED))
+    features = torch.zeros(len(icons), opened.bank.features.shape[1])
+    there = opened.bank.row >= 0
+    features[there] = opened.bank.features[opened.bank.row[there]]
     chosen = Refinement(**load_recipe("icons").hyper(PROPOSED, 1))
     by_hand = []
     for share in found.values:
@@ -104,7 +104,7 @@ def test_a_sweep_is_what_a_plain_evaluation_gives(
         novel = (answers.unlabelled_labels >= episodes.n_base).double().mean().item()
         assert novel == pytest.approx(share)
         by_hand.append(
-            evaluate(features, gallery.weights, episodes, answers, gallery.gamma, chosen).acc
+            scores_by_hand(features, opened.weights, opened.gamma, episodes, answers, chosen).acc
         )
     curve = found.curves[1]
     assert curve.title == "Proposed, no adaptation"
@@ -217,15 +217,15 @@ def test_the_shown_pictures_are_of_their_classes_and_not_in_the_support(
 
 def test_base_classes_are_the_nearest_or_random_ones(icons: ImageStore, bench: Bench) -> None:
     job = a_job()
-    gallery = bench.gallery(job)
+    opened = bench.split_features(job)
     novel = bench.episodes(job)[0].classes[0].tolist()
     taken: list[int] = []
     for label in novel:  # one class and one weight at a time
         pictures = icons.by_class(Part.NOVEL_TEST)[label]
-        mean = sum(f / f.norm() for f in gallery.bank[torch.from_numpy(pictures)])
-        alike = [float(torch.cosine_similarity(mean, w, dim=0)) for w in gallery.weights]
+        mean = sum(f / f.norm() for f in opened.bank[torch.from_numpy(pictures)])
+        alike = [float(torch.cosine_similarity(mean, w, dim=0)) for w in opened.weights]
         taken.append(max(set(range(len(alike))) - set(taken), key=alike.__getitem__))
-    assert nearest_base(gallery, novel) == taken
+    assert nearest_base(opened, novel) == taken
     assert choose(bench, job, 0).base == tuple(taken)
     random = choose(bench, job, 0, "random")
     assert random.base == choose(bench, job, 0, "random").base != tuple(taken)
@@ -239,12 +239,12 @@ def test_a_view_holds_what_the_method_answers_with(bench: Bench) -> None:
     job = a_job(PROPOSED)
     shown = choose(bench, job, 2)
     seen = view(bench, job, 2, shown)
-    gallery, (episodes, _) = bench.gallery(job), bench.episodes(job)
-    solution = job.configured.fit(gallery.task(episodes, slice(0, FEW), pictures=False))
+    opened, (episodes, _) = bench.split_features(job), bench.episodes(job)
+    solution = job.configured.fit(opened.task(episodes, slice(0, FEW), pictures=False))
     expected = normalize(solution.novel[2], dim=-1)  # type: ignore[attr-defined]
     torch.testing.assert_close(seen.weights[5:], expected)
     torch.testing.assert_close(
-        seen.weights[:5], normalize(gallery.weights[list(shown.base)], dim=-1)
+        seen.weights[:5], normalize(opened.weights[list(shown.base)], dim=-1)
     )
     right = 0
     for feature, place in zip(seen.features, shown.places.tolist(), strict=True):

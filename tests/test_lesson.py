@@ -15,7 +15,7 @@ from fewgraft.app.judging import Answer, Judged, Trial, choose_threshold, count_
 from fewgraft.app.lesson import AS_MANY_AS, Known, Lesson, left_out_logits
 from fewgraft.methods.base import Task
 from fewgraft.methods.prototype_refinement import PrototypeRefinement
-from fewgraft.prototypes import Refinement, cosine_logits
+from fewgraft.prototypes import Refinement, cosine_logits, directions
 
 pytestmark = pytest.mark.numerical
 
@@ -43,10 +43,10 @@ def make(names: tuple[str, ...] = ("x", "y", "z"), pile: int = 50) -> Lesson:
 def test_a_lesson_is_the_benchmarks_method(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lessons, "PART", part)
     lesson = make()
-    pile = torch.from_numpy(lesson.pile)[None]
+    pile = directions(torch.from_numpy(lesson.pile))[None]
     task = Task(
         3,
-        lesson.support[None],
+        directions(lesson.support)[None],
         lesson.labels[None],
         pile,
         cosine_logits(pile, lesson.known.weights, 9.0),

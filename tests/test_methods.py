@@ -253,35 +253,6 @@ def test_a_repeated_picture_does_no_harm(name: str, n_base: int) -> None:
 
 
 @every_method
-def test_the_size_of_features_does_not_matter(name: str, n_base: int) -> None:
-    if method_spec(name).method.moves_network:
-        pytest.skip("features are the network's own")
-    p = problem(n_base=n_base)
-    larger = dataclasses.replace(
-        p,
-        task=dataclasses.replace(
-            p.task, support=7 * p.task.support, unlabelled=7 * p.task.unlabelled
-        ),
-        queries=dataclasses.replace(p.queries, features=7 * p.queries.features),
-    )
-    close(answer(quick(name), larger), answer(quick(name), p))
-
-
-@every_method
-def test_lengths_that_are_known_change_nothing(name: str, n_base: int) -> None:
-    p = problem(n_base=n_base)
-    of_pile, of_queries = (
-        1 / x.norm(dim=-1, keepdim=True) for x in (p.task.unlabelled, p.queries.features)
-    )
-    known = dataclasses.replace(
-        p,
-        task=dataclasses.replace(p.task, inverse=of_pile),
-        queries=dataclasses.replace(p.queries, inverse=of_queries),
-    )
-    close(answer(quick(name), known), answer(quick(name), p))
-
-
-@every_method
 def test_inputs_are_left_alone(name: str, n_base: int) -> None:
     p = problem(n_base=n_base)
     network = world().network

@@ -17,7 +17,6 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from fewgraft.bench import report
-from fewgraft.bench.models import models_folder
 from fewgraft.bench.ratio import Curve, Sweep, Swept, draw_sweeps
 from fewgraft.bench.report import (
     LOOKED_AT,
@@ -45,6 +44,7 @@ from fewgraft.html import tag
 from fewgraft.methods.prototype_refinement import PrototypeRefinement
 from fewgraft.metrics import Interval
 from fewgraft.training.recipe import load_recipe
+from fewgraft.zoo import models_folder
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
@@ -101,7 +101,7 @@ def test_the_pile_weights_are_those_that_made_the_prototypes(
         job = job_of(the_row(results, method))
         refinement = job.configured
         assert isinstance(refinement, PrototypeRefinement)
-        task = bench.gallery(job).task(bench.episodes(job)[0], slice(0, 2), pictures=False)
+        task = bench.split_features(job).task(bench.episodes(job)[0], slice(0, 2), pictures=False)
         weights = pile_weights(refinement, task)
         fitted = refinement.fit(task).novel
         for e in range(2):

@@ -28,7 +28,7 @@ from fewgraft.app.server.run import configured
 from fewgraft.app.server.uploads import Upload
 from fewgraft.app.server.versions import Versions
 from fewgraft.app.server.zips import unpack
-from fewgraft.bench.models import ZOO
+from fewgraft.zoo import ZOO
 
 PATIENCE = 60  # seconds, before something that should happen is taken not to
 HOST = b"Host: localhost\r\n"

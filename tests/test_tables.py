@@ -16,7 +16,6 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from fewgraft.bench.comparison import compare, comparison_table
-from fewgraft.bench.models import models_folder
 from fewgraft.bench.results import Results, Row, row_id
 from fewgraft.bench.runner import Bench, jobs, run
 from fewgraft.bench.table_formats import FORMATS, latex, markdown, terminal
@@ -37,6 +36,7 @@ from fewgraft.errors import FewgraftError
 from fewgraft.methods import methods
 from fewgraft.metrics import METRICS, Scores, summarise
 from fewgraft.training.recipe import load_recipe
+from fewgraft.zoo import models_folder
 
 Add = Callable[..., Row]
 EPISODES = 40

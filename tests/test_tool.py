@@ -88,7 +88,7 @@ def bytes_below(folder: Path) -> dict[str, bytes]:
 
 
 def test_three_commands_and_three_more(run: Run, photos: Path, tmp_path: Path) -> None:
-    backbone = Path(fewgraft.__file__).parent / "zoo" / "icons" / "algorithm-2"
+    backbone = Path(fewgraft.__file__).parent / "zoo_models" / "icons" / "algorithm-2"
     done = run("base", photos / "old", "--backbone", backbone, "--out", "v1")
     assert done.returncode == 0, done.stderr
     assert "6 classes from 72 photos" in done.stdout
@@ -331,7 +331,7 @@ def test_scikit_learns_own_checks(
 
 
 def test_the_estimator_on_photos(photos: Path, tmp_path: Path) -> None:
-    backbone = str(Path(fewgraft.__file__).parent / "zoo" / "icons" / "algorithm-2")
+    backbone = str(Path(fewgraft.__file__).parent / "zoo_models" / "icons" / "algorithm-2")
     files = sorted((photos / "old").glob("*/*"))
     names = [file.parent.name for file in files]
     v1 = fewgraft.FewgraftClassifier(backbone).fit(list(map(str, files)), names)
@@ -419,7 +419,7 @@ def test_a_head_that_one_has(photos: Path, model: CosineModel, tmp_path: Path, r
     """The shipped model in two parts, put together again, answers as before."""
     save_file({"fc.weight": 3 * model.weight.detach()}, tmp_path / "head.safetensors")
     (tmp_path / "names.txt").write_text("\n".join(model.card.classes))
-    backbone = Path(fewgraft.__file__).parent / "zoo" / "icons" / "algorithm-2"
+    backbone = Path(fewgraft.__file__).parent / "zoo_models" / "icons" / "algorithm-2"
     done = run(
         *("base", photos / "old val", "--backbone", backbone, "--head", "head.safetensors"),
         *("--names", "names.txt", "--out", "v1"),

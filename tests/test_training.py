@@ -304,7 +304,7 @@ def plain_episode_loss(
                 mean = total / (belief[:, label].sum() + len(own))
                 weights[label] = mean / mean.norm()
         logits = model.gamma * query @ weights.T
-        for row, label in zip(logits, answers.query_labels[e].tolist(), strict=True):
+        for row, label in zip(logits, answers[e].tolist(), strict=True):
             original = label if label < episodes.n_base else classes[label - episodes.n_base]
             losses.append((row.logsumexp(0) - row[original]).item())
     return sum(losses) / len(losses)
@@ -361,7 +361,7 @@ def test_disjoint_training_classes_need_no_overwriting(tmp_path: Path, recipe: R
     episodes, answers = phase._sample(0, Share())
     assert episodes.n_base == 5
     assert set(episodes.classes.flatten().tolist()) <= {5, 6}
-    assert answers.query_labels.max() == 6
+    assert answers.max() == 6
     assert torch.isfinite(phase.loss(0, Share())[0])
 
 
@@ -378,7 +378,7 @@ def test_turned_base_classes_can_be_the_novel_ones(
     n = len(colours)
     assert (episodes.support >= n).all(), "every novel picture is turned"
     assert int(episodes.classes.min()) >= len(colours.classes)
-    base = episodes.query[answers.query_labels < episodes.n_base]
+    base = episodes.query[answers < episodes.n_base]
     assert len(base)
     assert (base < n).all(), "base pictures stand upright"
     features = phase._embedder(episodes.support, 0, 1, Share())

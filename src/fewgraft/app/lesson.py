@@ -13,17 +13,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from fewgraft.app.cache import Features
 from fewgraft.prototypes import (
-    BaseBelief,
     Refinement,
-    SupportSums,
+    base_evidence,
+    class_sums,
     cosine_logits,
-    pile_weights,
+    direction_logits,
+    directions,
     prototypes,
-    weighted_sums,
+    pseudo_labels,
+    support_sums,
+    updated,
 )
 
 PART = 4096  # pictures of the pile that are looked at together
@@ -80,38 +82,38 @@ class Lesson:
         """The classifier afterwards, without one of the examples if asked for."""
         kept = [place for place in range(len(self.support)) if place != left_out]
         old, old_labels = self._remembered
-        support = torch.cat([self.support[kept], old])[None]
+        support = directions(torch.cat([self.support[kept], old]))[None]
         labels = torch.cat([self.labels[kept], old_labels])[None]
         novel = prototypes(support, labels, len(self.taught))
         step_helped = np.zeros(0, np.int16)
         if with_pile and len(self.pile):
-            own = SupportSums.of(support, labels, len(self.taught))
+            own = support_sums(support, labels, len(self.taught))
             pile = self.pile if left_out is None else _thinned(self.pile)
             novel, step_helped = self._refined(novel, own, pile)
         return Learnt(self, novel[0], step_helped)
 
     def _refined(
-        self, novel: Tensor, own: SupportSums, pile: Features
+        self, novel: Tensor, own: tuple[Tensor, Tensor], pile: Features
     ) -> tuple[Tensor, NDArray[np.int16]]:
         """Eqs. 3–4 with the pile in parts; also the step from which each picture helped."""
         helped = np.zeros(len(pile), np.int16)
         for step in range(1, self.how.steps + 1):
-            total, count = torch.zeros_like(own.total), torch.zeros_like(own.count)
+            total, count = own
             for place, part in _parts(pile):
                 weights = self.part_weights(novel, part)
-                total += weighted_sums(weights, part[None], None)
-                count += weights.sum(1)
+                total = total + class_sums(weights, part[None])
+                count = count + weights.sum(1)
                 now = (weights[0].amax(-1) >= HELPED).numpy()
                 seen = helped[place : place + len(part)]
                 helped[place : place + len(part)] = np.where(now, np.where(seen, seen, step), 0)
-            novel = own.moved(novel, total, count, self.how)
+            novel = updated(novel, total, count, self.how)
         return novel, helped
 
     def part_weights(self, novel: Tensor, part: Tensor) -> Tensor:
         """How much directions [n, d] of the pile count for each taught class [1, n, N]."""
-        belief = BaseBelief.of(self.known.logits(part)[None, :, self._others], self.how)
-        ones = torch.ones(1)
-        return pile_weights(novel, part[None], ones, belief, self.known.gamma, self.how)
+        base = base_evidence(self.known.logits(part)[None, :, self._others], self.how)
+        logits = direction_logits(part[None], novel, self.known.gamma)
+        return pseudo_labels(logits, base, self.how)
 
     def judged(self) -> tuple[int, ...]:
         """Examples that can be left out: something of their class remains."""
@@ -149,7 +151,7 @@ class Learnt:
         before = self.lesson.known
         counts = torch.bincount(self.lesson.labels, minlength=len(self.novel)).tolist()
         classes, examples = list(before.classes), list(before.examples)
-        weights = list(normalize(before.weights, dim=-1))
+        weights = list(directions(before.weights))
         bias = before.bias.tolist()
         for name, weight, count in zip(self.lesson.taught, self.novel, counts, strict=True):
             if name in before.classes:
@@ -195,7 +197,7 @@ def _parts(pile: Features) -> Iterator[tuple[int, Tensor]]:
     """(start, directions [n, d]) of the pile, one part after another."""
     for start in range(0, len(pile), PART):
         part = torch.from_numpy(np.array(pile[start : start + PART]))
-        yield start, normalize(part, dim=-1)
+        yield start, directions(part)
 
 
 def _thinned(pile: Features) -> Features:

@@ -20,9 +20,9 @@ from fewgraft.app.labelled import photo_name
 from fewgraft.app.record import PileRecord
 from fewgraft.app.review import review_sheet
 from fewgraft.app.teaching import Outcome
-from fewgraft.bench.models import ZOO, shipped_model
 from fewgraft.errors import FewgraftError, nearest
 from fewgraft.model import CosineModel, load_model, save_model
+from fewgraft.zoo import shipped_model, shipped_names
 
 
 def open_classifier(where: str | Path) -> CosineModel:
@@ -31,7 +31,7 @@ def open_classifier(where: str | Path) -> CosineModel:
     if (folder / "model.json").is_file():
         return load_model(folder)
     name, _, stage = str(where).partition("/")
-    shipped = sorted(path.name for path in ZOO.iterdir() if path.is_dir())
+    shipped = shipped_names()
     if name in shipped:
         return shipped_model(name, stage or "algorithm-2")
     why = "holds no classifier (model.json is missing)" if folder.is_dir() else "is not a folder"

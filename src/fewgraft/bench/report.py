@@ -25,7 +25,7 @@ from fewgraft.methods.base import Task
 from fewgraft.methods.prototype_refinement import PrototypeRefinement
 from fewgraft.metrics import Confusion, Interval, class_accuracy, confusion, paired
 from fewgraft.parsing import read_whole
-from fewgraft.prototypes import BaseBelief, Refinement, cosine_logits, pseudo_labels
+from fewgraft.prototypes import base_evidence, direction_logits, pseudo_labels
 
 RATIO, TSNE = "ratio.png", "tsne.png"  # in the folder of the results
 FIGURES = {RATIO: "How much depends on the pile", TSNE: "One episode in feature space"}
@@ -114,7 +114,7 @@ class Answered:
 def answered(row: Row, bench: Bench) -> Answered:
     """The row's answers, computed again."""
     job = job_of(row)
-    if bench.gallery(job).weights_hash != row.weights:
+    if bench.split_features(job).weights_hash != row.weights:
         raise FewgraftError(f"{row.models}/{row.stage} is another model than at the time")
     episodes, answers = bench.episodes(job)
     logits = torch.cat([bench.logits(job, slice(c.start, c.stop)) for c in job.chunks])
@@ -157,30 +157,30 @@ def pile_weights(method: PrototypeRefinement, task: Task) -> Tensor:
     if not method.steps:
         return task.unlabelled.new_zeros(*task.unlabelled.shape[:2], task.ways)
     before = method.changed(steps=method.steps - 1).fit(task).novel
-    how = Refinement(temperature=method.temperature)
-    logits = cosine_logits(task.unlabelled, before, task.gamma) + method.pile_bias
-    return pseudo_labels(logits, BaseBelief.of(task.base_unlabelled, how), how)
+    config = method.refinement
+    logits = direction_logits(task.unlabelled, before, task.gamma)
+    return pseudo_labels(logits, base_evidence(task.base_unlabelled, config), config)
 
 
 @torch.no_grad()
 def made_of(row: Row, number: int, bench: Bench) -> Iterator[MadeOf]:
     """The prototypes of one of the row's episodes."""
     job = job_of(row)
-    gallery, (episodes, answers) = bench.gallery(job), bench.episodes(job)
+    features, (episodes, answers) = bench.split_features(job), bench.episodes(job)
     method = job.configured
     if not isinstance(method, PrototypeRefinement):
         raise FewgraftError(f"'{row.method}' does not refine prototypes")
     if not number < len(episodes):
         raise FewgraftError(f"there is no episode {number} among the {len(episodes)} of the rows")
     rows = slice(number, number + 1)
-    weights = pile_weights(method, gallery.task(episodes, rows, pictures=False))[0]  # [U, N]
+    weights = pile_weights(method, features.task(episodes, rows, pictures=False))[0]  # [U, N]
     labels = answers.unlabelled_labels[number]
-    truth = gallery.store.labels[episodes.unlabelled[number].numpy()]
+    truth = features.store.labels[episodes.unlabelled[number].numpy()]
     for way, label in enumerate(episodes.classes[number].tolist()):
         mine = weights[:, way]
         right = labels == episodes.n_base + way
         order = [
-            PilePicture(int(picture), weight, gallery.store.classes[name], bool(is_right))
+            PilePicture(int(picture), weight, features.store.classes[name], bool(is_right))
             for weight, picture, name, is_right in sorted(
                 zip(mine.tolist(), episodes.unlabelled[number], truth, right, strict=True),
                 key=lambda one: -one[0],
@@ -189,7 +189,7 @@ def made_of(row: Row, number: int, bench: Bench) -> Iterator[MadeOf]:
         support = episodes.support_labels[number] == episodes.n_base + way
         heavy = [one for one in order[PILE_SHOWN:] if one.weight >= LEAST_MISTAKE]
         yield MadeOf(
-            name=gallery.store.classes[label],
+            name=features.store.classes[label],
             support=tuple(episodes.support[number][support].tolist()),
             pile=tuple(order[:PILE_SHOWN]),
             mistakes=tuple([one for one in heavy if not one.right][:MISTAKES_SHOWN]),

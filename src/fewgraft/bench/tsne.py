@@ -17,9 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import normalize
 
-from fewgraft.bench.gallery import Gallery
 from fewgraft.bench.runner import Bench, Job
 from fewgraft.data.parts import Part
 from fewgraft.data.store import ImageStore
@@ -27,7 +25,8 @@ from fewgraft.draws import Indices, KeyStream
 from fewgraft.errors import FewgraftError, nearest
 from fewgraft.methods.base import NovelWeights
 from fewgraft.methods.moving import MovedSolution
-from fewgraft.prototypes import cosine_logits
+from fewgraft.prototypes import cosine_logits, directions
+from fewgraft.split_features import SplitFeatures
 
 METHODS = ("+pr", "proposed-without-adaptation")
 PICTURES = 30  # of a class
@@ -90,7 +89,7 @@ def choose(bench: Bench, job: Job, number: int, base: str = "nearest", seed: int
     if base not in BASES:
         raise FewgraftError(f"base classes cannot be chosen by '{base}'", nearest(base, BASES))
     if base == "nearest":
-        chosen = nearest_base(bench.gallery(job), novel)
+        chosen = nearest_base(bench.split_features(job), novel)
     else:
         chosen = stream.choose(episodes.n_base, min(len(novel), episodes.n_base)).tolist()
     support = episodes.support[number].numpy()
@@ -105,17 +104,15 @@ def choose(bench: Bench, job: Job, number: int, base: str = "nearest", seed: int
     )
 
 
-def nearest_base(gallery: Gallery, novel: Sequence[int]) -> list[int]:
+def nearest_base(seen: SplitFeatures, novel: Sequence[int]) -> list[int]:
     """For each novel class in turn, the base class most like it that is not taken yet.
 
     A novel class is the mean direction of its pictures: which base classes are looked at must not
     depend on the supports of an episode.
     """
-    pools = gallery.store.by_class(Part(f"novel/{gallery.split}"))
-    means = [
-        normalize(gallery.bank[torch.from_numpy(pools[label])], dim=-1).mean(0) for label in novel
-    ]
-    alike = cosine_logits(torch.stack(means), gallery.weights)  # [N, N_b]
+    pools = seen.store.by_class(Part(f"novel/{seen.split}"))
+    means = [seen.bank[torch.from_numpy(pools[label])].mean(0) for label in novel]
+    alike = cosine_logits(torch.stack(means), seen.weights)  # [N, N_b]
     found: list[int] = []
     for row in alike.argsort(dim=1, descending=True).tolist()[: alike.shape[1]]:
         found.append(next(label for label in row if label not in found))
@@ -134,14 +131,14 @@ def _some_of(
 @torch.no_grad()
 def view(bench: Bench, job: Job, number: int, shown: Shown) -> View:
     """The method of a job learns episode `number`; where it then sees the pictures and classes."""
-    gallery, (episodes, _) = bench.gallery(job), bench.episodes(job)
+    seen, (episodes, _) = bench.split_features(job), bench.episodes(job)
     method = job.configured
     rows = slice(number, number + 1)
-    solution = method.fit(gallery.task(episodes, rows, pictures=method.moves_network))
+    solution = method.fit(seen.task(episodes, rows, pictures=method.moves_network))
     base = list(shown.base)
     if isinstance(solution, NovelWeights):
-        features = gallery.bank[shown.pictures]
-        weights = torch.cat([gallery.weights[base], solution.novel[0]])
+        features = seen.bank[shown.pictures]
+        weights = torch.cat([seen.weights[base], solution.novel[0]])
     elif isinstance(solution, MovedSolution):
         (moved,) = solution.episodes
         features = solution.network.features(shown.pictures, moved.parameters)
@@ -151,7 +148,7 @@ def view(bench: Bench, job: Job, number: int, shown: Shown) -> View:
             f"'{job.method}' answers without prototypes: there is nothing to draw for them",
             f"Such as: {', '.join(METHODS)}",
         )
-    return View(job.spec.title, normalize(features, dim=-1), normalize(weights, dim=-1))
+    return View(job.spec.title, features, directions(weights))
 
 
 def draw_views(shown: Shown, views: Sequence[View], seed: int = 0) -> Figure:

@@ -17,17 +17,19 @@ episodes.
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, normalize
+from torch.nn.functional import cross_entropy
 
 from fewgraft.methods.base import Method, MethodSpec, Task
 from fewgraft.methods.losses import distillation, nt_xent
 from fewgraft.methods.moving import Moved, MovedSolution, batches, descend, pictures_of
-from fewgraft.network import Network, View
-from fewgraft.prototypes import Refinement, cosine_logits, prototypes, refine
+from fewgraft.prototypes import Refinement, direction_logits, directions, prototypes, refine
+
+if TYPE_CHECKING:
+    from fewgraft.network import Network
 
 
 @dataclass(frozen=True)
@@ -112,13 +114,13 @@ class Adaptation(Method):
         pictures = pictures_of(task)
         network, n_base = pictures.network, len(task.weights)
         chosen = pictures.unlabelled[e][places]
-        one, other = (View(network.weak, (step + turn) % self.views) for turn in (0, 1))
+        one, other = (network.weak_view((step + turn) % self.views) for turn in (0, 1))
         seen = [
-            network.below(pictures.support[e]),
-            network.below(chosen, one),
-            network.below(chosen, other),
+            network.trunk_activations(pictures.support[e]),
+            network.trunk_activations(chosen, one),
+            network.trunk_activations(chosen, other),
         ]
-        features = network.above(torch.cat(seen), moved.parameters)
+        features = network.head_features(torch.cat(seen), moved.parameters)
         few, first, second = torch.split(features, [len(part) for part in seen])
         answers = moved.logits(few, task.gamma)
         loss = self.w_cls * cross_entropy(answers, task.labels[e] + n_base)
@@ -141,22 +143,22 @@ class Adaptation(Method):
             if self.base == "kept":
                 base = task.base_unlabelled[e : e + 1]
             else:
-                base = cosine_logits(unlabelled[None], weights, task.gamma)
+                base = direction_logits(unlabelled[None], weights, task.gamma)
             how = Refinement(self.refinement_steps, self.alpha, self.temperature)
             novel = refine(novel, support[None], labels, unlabelled[None], base, task.gamma, how)
         return novel[0]
 
 
 @torch.no_grad()
-def mean_view(network: Network, pictures: Tensor, features: Tensor, views: int) -> Tensor:
+def mean_view(network: "Network", pictures: Tensor, features: Tensor, views: int) -> Tensor:
     """Directions [n, d] of pictures [n], as training left the network.
 
-    The mean over the picture itself, whose features [n, d] are known, and augmented views.
+    The mean over the picture itself, whose direction [n, d] is known, and augmented views.
     """
     if len(pictures) == 0:
         return features
-    others = [network.begun(pictures, View(network.weak, number)) for number in range(views)]
-    return torch.stack([normalize(part, dim=-1) for part in (features, *others)]).mean(0)
+    others = (network.initial_features(pictures, network.weak_view(v)) for v in range(views))
+    return directions(sum(others, features))
 
 
 METHODS = (MethodSpec("proposed", "Proposed", Adaptation(), "algorithm-2", rank=8),)

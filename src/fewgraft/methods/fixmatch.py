@@ -15,7 +15,6 @@ from torch.nn.functional import cross_entropy
 
 from fewgraft.methods.base import Method, MethodSpec, NovelWeights, Search, Task
 from fewgraft.methods.moving import Moved, MovedSolution, batches, descend, pictures_of
-from fewgraft.network import PLAIN, View
 from fewgraft.prototypes import prototypes
 
 
@@ -53,15 +52,16 @@ class FixMatch(Method):
 
         def loss(step: int) -> Tensor:
             chosen, number = pile[batch(step)], step % self.views
+            weak = network.weak_view(number)
             seen = [
-                network.below(support, PLAIN if step == 0 else View(network.weak, number)),
-                network.below(chosen, View(network.weak, number)),
-                network.below(chosen, View(network.strong, number)),
+                network.trunk_activations(support, weak if step else network.plain),
+                network.trunk_activations(chosen, weak),
+                network.trunk_activations(chosen, network.strong_view(number)),
             ]
-            features = network.above(torch.cat(seen), moved.parameters)
+            features = network.head_features(torch.cat(seen), moved.parameters)
             logits = moved.logits(features, task.gamma)
-            few, weak, strong = torch.split(logits, [len(part) for part in seen])
-            belief, answer = weak.detach().softmax(-1).max(-1)
+            few, sure, strong = torch.split(logits, [len(part) for part in seen])
+            belief, answer = sure.detach().softmax(-1).max(-1)
             on_pile = cross_entropy(strong, answer, reduction="none") * (belief >= self.threshold)
             return cross_entropy(few, labels) + self.weight * on_pile.mean()
 

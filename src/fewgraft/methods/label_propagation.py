@@ -19,10 +19,9 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from fewgraft.methods.base import Method, MethodSpec, NovelWeights, Queries, Search, Task
-from fewgraft.prototypes import prototypes
+from fewgraft.prototypes import directions, prototypes
 
 DENSE_UP_TO = 1500  # vertices
 ROWS = 1024  # of similarities at a time
@@ -46,9 +45,8 @@ class LabelPropagation(Method):
         if task.unlabelled.shape[1] == 0:
             return NovelWeights(prototypes(task.support, task.labels, task.ways), task.gamma)
         novel = prototypes(task.support.double(), task.labels, task.ways)
-        base = normalize(task.weights.double(), dim=-1).expand(len(task), -1, -1)
-        pile = normalize(task.unlabelled.double(), dim=-1)
-        vertices = torch.cat([base, novel, pile], dim=1)  # [E, n, d]
+        base = directions(task.weights.double()).expand(len(task), -1, -1)
+        vertices = torch.cat([base, novel, task.unlabelled.double()], dim=1)  # [E, n, d]
         n_classes = base.shape[1] + task.ways
         labels = torch.eye(vertices.shape[1], n_classes, dtype=vertices.dtype)
         places, edges = nearest_vertices(vertices, vertices, self.neighbours, self.power, skip=True)
@@ -66,9 +64,8 @@ class Propagated:
 
     def logits(self, queries: Queries) -> Tensor:
         """Log of the mean score of the nearest vertices."""
-        features = normalize(queries.features.double(), dim=-1)
         places, edges = nearest_vertices(
-            features, self.vertices, self.how.neighbours, self.how.power
+            queries.features.double(), self.vertices, self.how.neighbours, self.how.power
         )
         found = _gather(self.scores, places)  # [E, Q, k, C]
         total = edges.sum(-1, keepdim=True).clamp(min=torch.finfo(edges.dtype).tiny)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -9,8 +10,10 @@ from torch import Tensor
 from fewgraft.draws import KeyStream
 from fewgraft.errors import FewgraftError
 from fewgraft.methods.base import Queries, Task, TaskPictures
-from fewgraft.network import Network
 from fewgraft.prototypes import cosine_logits, join_logits
+
+if TYPE_CHECKING:
+    from fewgraft.network import Network
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,7 @@ class Moved:
     novel: Tensor  # [N, d]
 
     @classmethod
-    def start(cls, network: Network, base: Tensor, novel: Tensor) -> "Moved":
+    def start(cls, network: "Network", base: Tensor, novel: Tensor) -> "Moved":
         """Where every episode begins: copies that may move."""
         copied = {name: p.clone().requires_grad_() for name, p in network.start.items()}
         return cls(copied, *(w.detach().clone().requires_grad_() for w in (base, novel)))
@@ -50,7 +53,7 @@ class Moved:
 class MovedSolution:
     """One network an episode."""
 
-    network: Network
+    network: "Network"
     episodes: Sequence[Moved]
     gamma: float
     keeps_base: bool = False  # base classes are scored as if nothing had moved

@@ -15,12 +15,11 @@ from fewgraft.prototypes import prototypes
 class NearestPrototype(Method):
     """W = [W_b, class means of the support]."""
 
-    normalise: bool = True  # average directions; without it Eq. 2 is literal
     bias: float = 0.0  # on the novel logits
 
     def fit(self, task: Task) -> NovelWeights:
         """Prototypes; the pile is not looked at."""
-        novel = prototypes(task.support, task.labels, task.ways, normalise=self.normalise)
+        novel = prototypes(task.support, task.labels, task.ways)
         return NovelWeights(novel, task.gamma, self.bias)
 
 

@@ -35,15 +35,14 @@ class PrototypeRefinement(Method):
     pile_bias: float = 0.0  # on the novel logits of the pile
     bias: float = 0.0  # on the novel logits of the answer
 
+    @property
+    def refinement(self) -> Refinement:
+        """How Eqs. 3–4 are applied."""
+        return Refinement(self.steps, self.alpha, self.temperature, self.pile_bias)
+
     def fit(self, task: Task) -> NovelWeights:
         """Eq. 2, then Eqs. 3–4; an empty pile leaves the prototypes."""
         novel = prototypes(task.support, task.labels, task.ways)
-        how = Refinement(
-            steps=self.steps,
-            alpha=self.alpha,
-            temperature=self.temperature,
-            novel_bias=self.pile_bias,
-        )
         if task.unlabelled.shape[1]:
             novel = refine(
                 novel,
@@ -52,8 +51,7 @@ class PrototypeRefinement(Method):
                 task.unlabelled,
                 task.base_unlabelled,
                 task.gamma,
-                how,
-                inverse=task.inverse,
+                self.refinement,
             )
         return NovelWeights(novel, task.gamma, self.bias)
 

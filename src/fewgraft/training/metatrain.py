@@ -17,45 +17,26 @@ from torch.nn.functional import cross_entropy
 from fewgraft.augment import augment
 from fewgraft.data.store import ImageStore
 from fewgraft.draws import KeyStream
-from fewgraft.episodes import Answers, Episodes, EpisodeSettings, Pools, sample_episodes
+from fewgraft.episodes import Episodes, EpisodeSettings, Pools, sample_episodes
 from fewgraft.errors import FewgraftError
+from fewgraft.methods.base import Method
+from fewgraft.methods.nearest_prototype import NearestPrototype
+from fewgraft.methods.prototype_refinement import PrototypeRefinement
 from fewgraft.model import CosineModel
 from fewgraft.network import KeptActivations, Network, View
-from fewgraft.prototypes import Refinement, cosine_logits, joint_logits, without_columns
+from fewgraft.prototypes import (
+    direction_logits,
+    directions,
+    join_logits,
+    prototypes,
+    refine,
+    without_columns,
+)
 from fewgraft.training.phase import Phase, Share
 from fewgraft.training.recipe import Metatraining, Recipe
 from fewgraft.training.validation import Validator
 
 Algorithm = Literal[1, 2]
-
-
-def query_logits(
-    model: CosineModel,
-    support: Tensor,
-    query: Tensor,
-    unlabelled: Tensor,
-    episodes: Episodes,
-    refinement: Refinement | None,
-    rehearsal: bool,
-) -> Tensor:
-    """Ŷ_q before the softmax [E, Q, N_b+N], from features [E, ·, d] of S, Q and U."""
-    labels = episodes.support_labels - episodes.n_base
-
-    def base(features: Tensor) -> Tensor:
-        logits = cosine_logits(features, model.weight, model.gamma)
-        return without_columns(logits, episodes.classes) if rehearsal else logits
-
-    return joint_logits(
-        support,
-        labels,
-        episodes.settings.ways,
-        query,
-        base(query),
-        unlabelled,
-        base(unlabelled),
-        model.gamma,
-        refinement,
-    )
 
 
 class Metatrain(Phase):
@@ -73,39 +54,78 @@ class Metatrain(Phase):
         self.name = f"algorithm-{algorithm}"
         self._how = recipe.metatraining
         self._seed = recipe.seed
-        self._refinement = self._how.refinement if algorithm == 2 else None
+        self._body = self.algorithm_2 if algorithm == 2 else self.algorithm_1
         turned = self._how.novel == "turned"
         self._pools = Pools.turned(store) if turned else Pools.of(store, "train")
         self._settings = [_settings(recipe, shots, algorithm) for shots in self._how.shots]
         self._embedder = _Embedder(model, store, self._how, kept)
         self._validator = Validator(store, recipe, "s2i" if algorithm == 2 else "incremental")
-        self._test_refinement = Refinement(steps=recipe.validation.refinement_steps)
+        self._method: Method = (
+            PrototypeRefinement(steps=recipe.validation.refinement_steps)
+            if algorithm == 2
+            else NearestPrototype()
+        )
         self.steps = self._how.steps
         self.validate_every = self._how.validate_every
         self.optimisation = self._how.optimisation
 
     def loss(self, step: int, share: Share) -> tuple[Tensor, float]:
-        """The loop body of Algorithms 1 and 2, but for the update."""
-        episodes, answers = self._sample(step, share)
+        """The loop body of the algorithm, but for the update (line 8), which is the loop's."""
+        logits, labels = self._body(step, share)
+        accuracy = (logits.detach().argmax(-1) == labels).float().mean().item()
+        return cross_entropy(logits.flatten(0, 1), labels.flatten()), accuracy  # line 7: L_cls
+
+    def algorithm_1(self, step: int, share: Share) -> tuple[Tensor, Tensor]:
+        """Lines 2–6 of Algorithm 1: predictions [E, Q, N_b+N] and labels [E, Q] of the queries."""
+        # Lines 2–4: S and Q_n from novel/train, Q_b from base/train, Q = Q_b ∪ Q_n
+        episodes, query_labels = self._sample(step, share)
+        support, query, _ = self._features(episodes, step, share)
+        # Line 5: W = [W_b, W_n] with Eq. 2
+        novel = prototypes(support, self._support_labels(episodes), episodes.settings.ways)
+        # Line 6: Ŷ_q with Eq. 1, before the softmax
+        novel_logits = direction_logits(query, novel, self.model.gamma)
+        logits = join_logits(self._base_logits(query, episodes), novel_logits)
+        return logits, query_labels.to(logits.device)
+
+    def algorithm_2(self, step: int, share: Share) -> tuple[Tensor, Tensor]:
+        """Lines 2–6 of Algorithm 2: predictions [E, Q, N_b+N] and labels [E, Q] of the queries."""
+        # Lines 2–4: S, Q_n and U_n from novel/train, Q_b and U_b from base/train, Q and U of both
+        episodes, query_labels = self._sample(step, share)
+        support, query, unlabelled = self._features(episodes, step, share)
+        # Line 5: W_n refined with Eqs. 3–4 on U, whose labels are not looked at; W = [W_b, W_n]
+        labels, gamma = self._support_labels(episodes), self.model.gamma
+        novel = prototypes(support, labels, episodes.settings.ways)
+        base_unlabelled = self._base_logits(unlabelled, episodes)
+        novel = refine(
+            novel, support, labels, unlabelled, base_unlabelled, gamma, self._how.refinement
+        )
+        # Line 6: Ŷ_q with Eq. 1, before the softmax
+        novel_logits = direction_logits(query, novel, gamma)
+        logits = join_logits(self._base_logits(query, episodes), novel_logits)
+        return logits, query_labels.to(logits.device)
+
+    def _features(self, episodes: Episodes, step: int, share: Share) -> tuple[Tensor, ...]:
+        """Directions [E, ·, d] of S, Q and U."""
         parts = [episodes.support, episodes.query, episodes.unlabelled]
         features = self._embedder(torch.cat(parts, dim=1), self._seed, step, share)
-        support, query, unlabelled = torch.split(features, [p.shape[1] for p in parts], 1)
-        episodes = episodes.to(features.device)
-        logits = query_logits(
-            self.model,
-            support,
-            query,
-            unlabelled,
-            episodes,
-            self._refinement,
-            self._pools.rehearsal,
-        )
-        labels = answers.query_labels.to(logits.device)
-        accuracy = (logits.detach().argmax(-1) == labels).float().mean().item()
-        return cross_entropy(logits.flatten(0, 1), labels.flatten()), accuracy
+        return torch.split(directions(features), [part.shape[1] for part in parts], 1)
 
-    def _sample(self, step: int, share: Share) -> tuple[Episodes, Answers]:
-        """This share of the step's episodes; all processes together do all of them."""
+    def _support_labels(self, episodes: Episodes) -> Tensor:
+        """[E, S] in 0 … N−1."""
+        return (episodes.support_labels - episodes.n_base).to(self.model.weight.device)
+
+    def _base_logits(self, features: Tensor, episodes: Episodes) -> Tensor:
+        """γ·cos(f, w) [E, ·, N_b]; base classes that the episode takes for novel are struck out."""
+        logits = direction_logits(features, self.model.weight, self.model.gamma)
+        if not self._pools.rehearsal:
+            return logits
+        return without_columns(logits, episodes.classes.to(logits.device))
+
+    def _sample(self, step: int, share: Share) -> tuple[Episodes, Tensor]:
+        """This share of the step's episodes, and the labels [E, Q] of their queries.
+
+        All processes together do all episodes of the step.
+        """
         settings = self._settings[step % len(self._settings)]
         numbers = range(self._how.episodes)[share.number :: share.of]
         if not numbers:
@@ -115,19 +135,18 @@ class Metatrain(Phase):
             )
         first = step * self._how.episodes
         drawn = [sample_episodes(self._pools, settings, 1, first + n) for n in numbers]
-        return _join([episodes for episodes, _ in drawn]), _join_answers([a for _, a in drawn])
+        query_labels = torch.cat([labels.query_labels for _, labels in drawn])
+        return _join([episodes for episodes, _ in drawn]), query_labels
 
     @torch.inference_mode()
     def validate(self) -> dict[str, float]:
         """Val episodes in the setting that the algorithm rehearses."""
         features = self._embedder.plain(self._validator.pictures)
-        weights, gamma = self.model.weight.detach(), self.model.gamma.detach()
-        refinement = self._test_refinement if self._refinement else None
-        return self._validator.figures(self._validator.scores(features, weights, gamma, refinement))
+        return self._validator.figures(self._validator.scores(self.model, features, self._method))
 
     def moving(self) -> list[tuple[str, nn.Parameter]]:
         """θ (or its last block) and W_b."""
-        fixed = {id(p) for p in self._embedder.lower.parameters()}
+        fixed = {id(p) for p in self._embedder.trunk.parameters()}
         return [(n, p) for n, p in self.model.named_parameters() if id(p) not in fixed]
 
     def set_mode(self) -> None:
@@ -155,13 +174,6 @@ def _join(parts: Sequence[Episodes]) -> Episodes:
     return Episodes(settings=parts[0].settings, n_base=parts[0].n_base, **joined)
 
 
-def _join_answers(parts: Sequence[Answers]) -> Answers:
-    return Answers(
-        torch.cat([part.query_labels for part in parts]),
-        torch.cat([part.unlabelled_labels for part in parts]),
-    )
-
-
 class _Embedder:
     """Features of pictures by index; with `moves = "last-block"` what lies below it is kept.
 
@@ -179,7 +191,7 @@ class _Embedder:
         self._store = store
         self._how = how
         self._network = Network(model, store.pictures, how.moves, kept)
-        self.lower = self._network.lower
+        self.trunk = self._network.trunk
 
     def __call__(self, pictures: Tensor, seed: int, step: int, share: Share) -> Tensor:
         """Features [E, n, d] of augmented pictures [E, n]; each episode has its own randomness."""
@@ -188,7 +200,7 @@ class _Embedder:
             number = step * self._how.episodes + row * share.of + share.number
             key = int(KeyStream(seed, number).keys(1)[0] >> 1)
             below.append(self._below(indices, torch.Generator().manual_seed(key)))
-        return self._network.above(torch.cat(below)).view(*pictures.shape, -1)
+        return self._network.head_features(torch.cat(below)).view(*pictures.shape, -1)
 
     def _below(self, indices: Tensor, rng: torch.Generator) -> Tensor:
         """What enters the moving part."""
@@ -209,8 +221,8 @@ class _Embedder:
         for turns, mirror in itertools.product(range(4), (False, True)):
             places = torch.nonzero((quarters == turns) & (mirrored == mirror)).flatten()
             if len(places):
-                view = View(mirrored=mirror, turns=turns)
-                groups.append((places, self._network.below(indices[places], view)))
+                view = View(mirrored=mirror, quarters=turns)
+                groups.append((places, self._network.trunk_activations(indices[places], view)))
         order = torch.cat([places for places, _ in groups]).argsort()
         return torch.cat([below for _, below in groups])[order]
 

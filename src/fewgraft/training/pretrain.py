@@ -12,6 +12,7 @@ from fewgraft.augment import augment
 from fewgraft.data.parts import Part
 from fewgraft.data.store import ImageStore
 from fewgraft.draws import Indices, KeyStream
+from fewgraft.methods.nearest_prototype import NearestPrototype
 from fewgraft.model import CosineModel, embed_all
 from fewgraft.prototypes import cosine_logits
 from fewgraft.training.phase import Phase, Share
@@ -105,8 +106,7 @@ class Pretrain(Phase):
         """Imprinting on val episodes, without unlabelled pictures."""
         pixels = self._store.pictures[self._validator.pictures.numpy()]
         features = embed_all(self.model, pixels)
-        weights, gamma = self.model.weight.detach(), self.model.gamma.detach()
-        scores = self._validator.scores(features, weights, gamma, None)
+        scores = self._validator.scores(self.model, features, NearestPrototype())
         return self._validator.figures(scores, self._how.selection)
 
 

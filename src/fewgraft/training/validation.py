@@ -7,10 +7,12 @@ from torch import Tensor
 
 from fewgraft.data.parts import Part
 from fewgraft.data.store import ImageStore
-from fewgraft.episodes import Answers, Episodes, EpisodeSettings, Pools, sample_episodes
-from fewgraft.evaluation import evaluate
+from fewgraft.episodes import Episodes, EpisodeSettings, Pools, QueryLabels, sample_episodes
+from fewgraft.feature_bank import FeatureBank
+from fewgraft.methods.base import Method
 from fewgraft.metrics import Scores
-from fewgraft.prototypes import Refinement
+from fewgraft.model import CosineModel
+from fewgraft.split_features import EpisodeFeatures
 from fewgraft.training.recipe import Recipe
 
 SEED = 1  # validation has episodes of its own, whatever seed training has
@@ -26,7 +28,7 @@ class Validator:
         self.pictures = torch.cat([torch.from_numpy(store.indices(part)) for part in parts])
         self._total = len(store)
 
-    def _draw(self, store: ImageStore, setting: str, shots: int) -> tuple[Episodes, Answers]:
+    def _draw(self, store: ImageStore, setting: str, shots: int) -> tuple[Episodes, QueryLabels]:
         how = self._how
         changes = {"ways": how.ways, "queries": how.queries, "base_queries": how.base_queries}
         if setting == "s2i" and how.unlabelled is not None:
@@ -34,16 +36,11 @@ class Validator:
         settings = EpisodeSettings.paper(setting, shots, split="val", seed=SEED, **changes)
         return sample_episodes(Pools.of(store, "val"), settings, self._how.episodes)
 
-    def scores(
-        self, features: Tensor, weights: Tensor, gamma: Tensor, refinement: Refinement | None
-    ) -> list[Scores]:
+    def scores(self, model: CosineModel, features: Tensor, method: Method) -> list[Scores]:
         """Scores at each shot, from features [len(self.pictures), d] of the val pictures."""
-        whole = torch.zeros(self._total, features.shape[1])
-        whole[self.pictures] = features.cpu()
-        return [
-            evaluate(whole, weights.cpu(), episodes, answers, gamma.cpu(), refinement)
-            for episodes, answers in self._episodes
-        ]
+        bank = FeatureBank.of(features.cpu(), self.pictures, self._total)
+        ready = EpisodeFeatures(lambda: bank, model.weight.detach().cpu(), model.gamma.item())
+        return [ready.scores(method, episodes, labels) for episodes, labels in self._episodes]
 
     def figures(self, scores: list[Scores], selection: str = "joint") -> dict[str, float]:
         """Metrics at each shot in percent, and the score that decides.
