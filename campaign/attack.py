@@ -47,6 +47,7 @@ class Attack:
     name: str  # as the table calls it: "mutated pictures"
     promise: str  # what must hold: "a reason, never an exception"
     run: Callable[[Trial], None]
+    needs: tuple[str, ...] = ()  # programs of the system, such as strace
 
 
 @dataclass(frozen=True)

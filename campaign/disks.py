@@ -171,7 +171,7 @@ def _clocks(trial: Trial) -> None:
     photos, home = _prepare(trial)
     for number in trial.rounds(2 * len(COMMANDS), "clocks that are set"):
         command = COMMANDS[number % len(COMMANDS)]
-        when = trial.random.choice(["1999-12-31 23:59:58", "2037-06-01", "-10y", "+3y"])
+        when = trial.random.choice(["1999-12-31 23:59:58", "2037-06-01 00:00:00", "-10y", "+3y"])
         whole, here = trial.folder / "whole", trial.folder / "here"
         said = fewgraft(*command(photos, whole), home=home)
         trial.check(said.code == 0, f"{command.name}: {said.err[-600:]}")
@@ -180,10 +180,17 @@ def _clocks(trial: Trial) -> None:
             fewgraft(*words, "--stage", "pre-trained", home=home)
         said = fewgraft(*words, home=home, before=("faketime", "-f", *_time(when)))
         trial.check(said.code == 0, f"{command.name} at {when}: {said.err[-600:]}")
-        same = command.name == "bench run" or contents(here) == contents(whole)
+        same = command.name == "bench run" or _undated(here, command) == _undated(whole, command)
         trial.check(same, f"{command.name} at {when}: other content")
         shutil.rmtree(whole)
         shutil.rmtree(here)
+
+
+def _undated(folder: Path, command: Command) -> dict[str, bytes]:
+    """All but what says on which day a lesson was."""
+    dated = ("model.json", "report.html") if command.name == "learn" else ()
+    found = contents(folder)
+    return {name: found[name] for name in found if Path(name).name not in dated}
 
 
 def _time(when: str) -> list[str]:

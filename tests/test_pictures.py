@@ -292,3 +292,78 @@ def test_a_little_mutation_finds_nothing(tmp_path: Path) -> None:
     mutated_pictures(trial)
     assert trial.tried == 500
     assert not trial.failures
+
+
+# --- files that are more header than picture ---
+
+
+def _with_segments(count: int) -> bytes:
+    plain = _packed(Image.new("RGB", (8, 8)), "JPEG")
+    return plain[:2] + b"\xff\xe5\x00\x02" * count + plain[2:]
+
+
+def _packed(image: Image.Image, kind: str) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, kind)
+    return stream.getvalue()
+
+
+def _chunk(kind: bytes, content: bytes) -> bytes:
+    check = struct.pack(">I", zlib.crc32(kind + content))
+    return struct.pack(">I", len(content)) + kind + content + check
+
+
+def test_a_few_segments_are_read_and_too_many_are_not() -> None:
+    assert read_picture(_with_segments(1000), 8, 3).shape == (8, 8, 3)
+    with pytest.raises(PictureError, match="tiny parts"):
+        read_picture(_with_segments(200_000), 8, 3)
+
+
+@pytest.mark.parametrize("place", [33, -12])  # before the pixels, and after them
+def test_too_many_chunks_of_a_png(place: int) -> None:
+    plain = _packed(Image.new("RGB", (8, 8)), "PNG")
+    with pytest.raises(PictureError, match="tiny parts"):
+        read_picture(plain[:place] + _chunk(b"prVt", b"") * 200_000 + plain[place:], 8, 3)
+
+
+def test_a_chunk_of_gigabytes_is_not_read(tmp_path: Path) -> None:
+    plain = _packed(Image.new("RGB", (8, 8)), "PNG")
+    with (tmp_path / "x.png").open("wb") as file:
+        file.write(plain[:33] + struct.pack(">I", 2_000_000_000) + b"prVt")
+        file.truncate(2_000_000_100)
+    with pytest.raises(PictureError, match="header is too large"):
+        read_picture(tmp_path / "x.png", 8, 3)
+
+
+def test_a_tiff_of_too_many_strips() -> None:
+    entries = [(256, 4, 1, 8), (257, 4, 1, 8), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1)]
+    entries += [(273, 3, 600_000, 200), (277, 3, 1, 1), (278, 4, 1, 1), (279, 3, 600_000, 200)]
+    head = b"II*\0\x08\0\0\0" + struct.pack("<H", len(entries))
+    content = head + b"".join(struct.pack("<HHLL", *entry) for entry in entries)
+    with pytest.raises(PictureError, match="header is too large"):
+        read_picture(content.ljust(200, b"\0") + b"\x08\0" * 600_000, 8, 3)
+
+
+def test_a_jpeg_of_scans_apart_counts_what_it_keeps() -> None:
+    side = 8900
+    tables = b"".join(
+        b"\xff\xc4\x00\x14" + kind + b"\x01" + bytes(15) + b"\x00" for kind in (b"\x00", b"\x10")
+    )
+    frame = struct.pack(">HBHHB", 17, 8, side, side, 3) + b"\x01\x11\x00\x02\x11\x00\x03\x11\x00"
+    scan = b"\xff\xda\x00\x08\x01\x01\x00\x00\x3f\x00"
+    quantised = b"\xff\xdb\x00\x43\x00" + b"\x01" * 64
+    with pytest.raises(PictureError, match="of memory"):
+        read_picture(b"\xff\xd8" + quantised + b"\xff\xc0" + frame + tables + scan, 8, 3)
+
+
+def test_what_python_decodes_must_not_be_large() -> None:
+    with pytest.raises(PictureError, match="too large for this way to pack"):
+        read_picture(b"P6\n8900 8900\n254\n" + bytes(100), 8, 3)
+    assert read_picture(b"P6\n2 2\n254\n" + bytes(12), 8, 3).shape == (8, 8, 3)
+
+
+def test_exif_of_megabytes_is_ignored() -> None:
+    plain = _packed(Image.new("RGB", (8, 8)), "PNG")
+    turned = b"II*\0\x08\0\0\0\x01\0" + struct.pack("<HHLL", 0x0112, 3, 1_000_000, 26)
+    whole = plain[:33] + _chunk(b"eXIf", turned + b"\0\0\0\0" + b"\x06\0" * 1_000_000) + plain[33:]
+    assert read_picture(whole, 8, 3).shape == (8, 8, 3)

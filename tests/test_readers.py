@@ -4,6 +4,10 @@ import io
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -346,3 +350,24 @@ def test_names_that_no_system_takes(tmp_path: Path) -> None:
     ):
         said = fewgraft(*words, home=tmp_path)
         assert (said.code, "Traceback" in said.err) == (2, False), said.err
+
+
+def test_ctrl_c_ends_without_a_traceback(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fewgraft", "bench", "run", "icons", "--out", out],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell's background job ignores Ctrl-C, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+    )
+    while process.poll() is None and not (out / "results.jsonl").exists():  # it is at work
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    try:
+        _, said = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert "Traceback" not in said
+    assert process.returncode == 130

@@ -134,13 +134,14 @@ SCALARS = st.one_of(
 ARRAYS = st.sampled_from(["u1", "<i8", ">i4", "f4", "bool", "<U3", ">U3", "S4"]).flatmap(
     lambda kind: arrays.arrays(kind, arrays.array_shapes(min_dims=0, max_dims=3, min_side=0))
 )
+KEYS = st.integers(-(2**63), 2**63 - 1)
 CONTENTS = st.recursive(
     SCALARS | ARRAYS,
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.tuples(inner, inner)
-        | st.dictionaries(st.text(max_size=5) | st.integers(), inner, max_size=4)
-        | st.sets(st.integers() | st.text(max_size=3), max_size=4)
+        | st.dictionaries(st.text(max_size=5) | KEYS, inner, max_size=4)
+        | st.sets(KEYS | st.text(max_size=3), max_size=4)
     ),
     max_leaves=12,
 )
@@ -279,3 +280,38 @@ def test_the_fuzzer_knows_what_is_not_plain() -> None:
     assert not not_plain({"a": [1, (b"x",)], "b": interpret(memoryview(PYTHON_2))})
     assert not_plain([np.array([object()])])
     assert not_plain({"a": os.system})
+
+
+# --- files that share, collide or swell ---
+
+
+def _number(value: int) -> bytes:
+    raw = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+    return b"\x8a" + bytes([len(raw)]) + raw
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        b"}(" + b"".join(_number(k * (2**61 - 1)) + b"N" for k in range(60_000)) + b"u.",
+        b"\x8f(" + b"".join(_number(k * (2**61 - 1)) for k in range(60_000)) + b"\x90.",
+        b"N" + b"".join(b"p%d\n" % (k * (2**61 - 1)) for k in range(60_000)) + b".",
+    ],
+    ids=["keys", "members", "places"],
+)
+def test_numbers_of_one_hash_are_refused(tmp_path: Path, program: bytes) -> None:
+    path = tmp_path / "x.pickle"
+    path.write_bytes(program)
+    with pytest.raises(FewgraftError, match=r"large number as a key|impossible way"):
+        load_plain_pickle(path)
+
+
+def test_arrays_that_share_their_bytes_are_counted(tmp_path: Path) -> None:
+    size = 4_000_000
+    blob = b"\x8e" + size.to_bytes(8, "little") + b"\x01" * size + b"q\x000"
+    names = b"cnumpy\ndtype\n(U\x02b1tRq\x010cnumpy.core.numeric\n_frombuffer\nq\x020"
+    array = b"h\x02(h\x00h\x01" + _number(size) + b"\x85U\x01CtR"
+    path = tmp_path / "x.pickle"
+    path.write_bytes(blob + names + b"](" + array * 100 + b"e.")
+    with pytest.raises(FewgraftError, match="describes far too much"):
+        load_plain_pickle(path)

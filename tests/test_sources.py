@@ -22,6 +22,7 @@ from campaign.layouts import (
     write_mini,
     write_tiered,
 )
+from fewgraft.data.arrays import whole_numbers
 from fewgraft.data.catalogue import add_data, open_data
 from fewgraft.data.parts import PARTS, Part
 from fewgraft.data.sources import SourceOptions, source_kinds
@@ -488,3 +489,9 @@ def test_a_published_set_takes_no_split_of_ones_own(tmp_path: Path, kind: str) -
 def test_grey_stores_have_one_channel(make_tree: MakeTree) -> None:
     store = add_data("photos", make_tree(), options=SourceOptions(grey=True, size=16))
     assert store.pictures.shape[1:] == (16, 16, 1)
+
+
+@pytest.mark.parametrize("labels", [["a" * 100_000] + ["b"] * 10_000, [[1]], [1.5], [None]])
+def test_labels_are_whole_numbers(labels: list[object]) -> None:
+    with pytest.raises(ValueError, match="whole numbers"):
+        whole_numbers(labels)

@@ -1,6 +1,11 @@
 """`python -m fewgraft` is the `fewgraft` command."""
 
-from fewgraft.cli import main
+import sys
 
 if __name__ == "__main__":
-    main()
+    try:
+        from fewgraft.cli import main
+
+        main()
+    except KeyboardInterrupt:  # while the command itself was being imported
+        sys.exit(130)

@@ -28,7 +28,7 @@ from fewgraft.progress import track
 Photo = Path | bytes | Pixels | Image.Image
 BATCH = 32
 PIXELS = BATCH * 384 * 384  # of a batch: larger pictures come in fewer at a time
-AHEAD = 4  # batches that may wait, decoded, for the network
+AHEAD = 4 * BATCH  # pictures that may wait, decoded, for the network
 IN_MEMORY = 64 << 20  # bytes of features; more lie in a file that the system pages in and out
 
 Tracker = Callable[[Iterable[int], str, int], Iterable[int]]
@@ -123,7 +123,7 @@ class Embedder:
         coming = iter(photos)
         waiting: deque[Future[_Decoded | str]] = deque()
         with self._pool() as pool:
-            some = islice(coming, AHEAD * self._batch)
+            some = islice(coming, min(AHEAD, 4 * self._batch))
             waiting.extend(pool.submit(self._decode, photo) for photo in some)
             try:
                 while waiting:

@@ -35,6 +35,7 @@ from fewgraft.errors import FewgraftError
 from fewgraft.metrics import Scores
 
 THREADS = 1  # of each worker
+LOOK_EVERY = 5  # seconds without an answer, then: is the cluster still there?
 TRIES = 3  # workers that may die on the same chunk
 _OBJECT_STORE = 100 * 2**20  # bytes; scores are small, and a container's shared memory often is too
 # Ray reads these when it is imported and when it starts.
@@ -98,6 +99,26 @@ def check_versions(greeting: Greeting) -> None:
                 f"{greeting.host} has {name} {greeting.versions[name]}, this machine {version}",
                 "Numbers may depend on it: install the same version on all machines.",
             )
+
+
+class ClusterLostError(FewgraftError):
+    """Nobody is left who could compute."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the Ray cluster is gone: its head, or all of its machines, died",
+            "Start it and the same command again: what is finished is kept.",
+        )
+
+
+def _is_there(ray: Any) -> bool:
+    """Whether the cluster's head answers and a machine is left."""
+    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except OSError:
+        return False
+    return any(node["Alive"] for node in ray.nodes())
 
 
 class Worker:
@@ -188,9 +209,11 @@ class RayEngine:
 
     def close(self) -> None:
         """End the workers, and the cluster if it was started here."""
-        if self._crew is not None:
-            self._crew.dismiss()
-            self._crew = None
+        crew, self._crew = self._crew, None
+        if crew is not None and crew.lost:
+            self._owns_connection = False  # Ray would look for its head for a minute
+        elif crew is not None:
+            crew.dismiss()
         if self._owns_connection:
             self._ray.shutdown()
             self._owns_connection = False
@@ -219,6 +242,7 @@ class _Crew:
         self._free: list[Any] = []
         self._asked: dict[Any, tuple[Any, range | None]] = {}  # None: asked to greet
         self.known: dict[Any, Greeting] = {}
+        self.lost = False  # with the whole cluster
 
     def compute(self, job: Job, chunks: Sequence[range]) -> Iterator[tuple[range, Scores]]:
         """Every chunk, whoever dies."""
@@ -238,8 +262,12 @@ class _Crew:
                     self._free.append(worker)
                     self._assign(job, todo)  # whoever takes our scores may take its time
                     yield chunk, answer
+        except ClusterLostError:
+            self.lost = True
+            raise
         finally:
-            self._drop(self._in_hand())
+            if not self.lost:
+                self._drop(self._in_hand())
 
     def _in_hand(self) -> list[Any]:
         """Questions that are not greetings."""
@@ -269,7 +297,12 @@ class _Crew:
 
         An error in a method is no death: it is raised here as it was there.
         """
-        (question,), _ = self._ray.wait(list(self._asked), num_returns=1)
+        answered: list[Any] = []
+        while not answered:
+            answered, _ = self._ray.wait(list(self._asked), num_returns=1, timeout=LOOK_EVERY)
+            if not answered and not _is_there(self._ray):
+                raise ClusterLostError
+        question = answered[0]
         worker, chunk = self._asked.pop(question)
         try:
             return worker, chunk, self._ray.get(question)

@@ -1,6 +1,8 @@
 """The `fewgraft` command."""
 
+import signal
 import sys
+from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
@@ -52,6 +54,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # a terminal without Δ or ± must not end a run
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
+    interrupts = _noted_interrupts()
     clear_leftovers()
     try:
         app()
@@ -63,15 +66,33 @@ def main() -> None:
         _end(f"{error.filename}: {why(error)}" if error.filename else why(error))
     except UnicodeError as error:
         _end(f"a name or text is not valid: {why(error)}")
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not _lacks_memory(error):
-            raise
-        _end("there is not enough memory for this")
+    except Exception as error:
+        if interrupts:
+            sys.exit(130)
+        if _lacks_memory(error):
+            _end("there is not enough memory for this")
+        raise
 
 
-def _lacks_memory(error: RuntimeError) -> bool:
-    """Whether this is how torch says it."""
-    return "allocate memory" in str(error) or "not enough memory" in str(error)
+def _noted_interrupts() -> list[int]:
+    """Filled by Ctrl-C: a library that is being imported may make another exception of it."""
+    noted: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        noted.append(number)
+        signal.default_int_handler(number, frame)
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, note)
+    return noted
+
+
+def _lacks_memory(error: Exception) -> bool:
+    """Whether this is how Python or torch says it."""
+    said = ("allocate memory", "not enough memory")
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(words in str(error) for words in said)
+    )
 
 
 def _end(problem: str, hint: str = "") -> NoReturn:

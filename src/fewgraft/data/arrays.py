@@ -4,11 +4,12 @@ To be used inside `errors.reading`, which says of which file the problem is.
 """
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from fewgraft.data.pictures import MAX_PIXELS
 
@@ -60,14 +61,26 @@ def _check(path: Path, dtype: DTypeLike, shape: Shape) -> None:
         raise ValueError(f"it is damaged: its shape is {found}, not {shape}")
 
 
-def whole_numbers(values: ArrayLike) -> NDArray[np.int64]:
-    """Labels [n] as int64; text, fractions and lists in lists are no labels."""
+def whole_numbers(values: Iterable[object] | NDArray[Any]) -> NDArray[np.int64]:
+    """Labels [n] as int64; text, fractions and lists in lists are no labels.
+
+    NumPy would make all texts of a list as long as the longest, so it gets none to see.
+    """
+    if not isinstance(values, np.ndarray) and not all(isinstance(v, int) for v in values):
+        raise ValueError("labels are not whole numbers")
     numbers = np.asarray(values)
     if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
         raise ValueError(f"labels are {numbers.dtype} {numbers.shape}, not whole numbers [n]")
     if numbers.size and int(numbers.max()) >= 2**63:
         raise ValueError("a label is too large")
     return numbers.astype(np.int64)
+
+
+def as_array(value: object) -> NDArray[Any]:
+    """An array as it is; a list of who knows what could become one far larger than its parts."""
+    if not isinstance(value, np.ndarray):
+        raise ValueError(f"it holds a {type(value).__name__} where an array should be")
+    return value
 
 
 def check_pictures(dtype: DTypeLike, shape: Shape) -> None:

@@ -8,6 +8,7 @@ from PIL import Image
 
 STORED = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N": 2, "LA": 4, "PA": 4}
 WIDEST = 4  # bytes per pixel of every other mode: RGB is stored as four bytes, too
+POINTERS = 16  # bytes per row: where it is
 # Bytes per pixel that decoders hold beside the picture: canvas, frame before, and a copy of both.
 BESIDE = {"WEBP": 12, "AVIF": 12, "PPM": 4}
 PER_SAMPLE = 6  # bytes that JPEG 2000 holds beside it, for each channel
@@ -18,7 +19,8 @@ TILE_WIDTH, TILE_LENGTH, ROWS_PER_STRIP, BITS, SAMPLES, COMPRESSION = 322, 323, 
 def decoded_bytes(image: Image.Image) -> int:
     """Memory at the peak of decoding a picture that was opened, and perhaps drafted, only."""
     pixels = image.width * image.height
-    stored = pixels * STORED.get(image.mode, WIDEST)
+    row = -(-image.width * STORED.get(image.mode, WIDEST) // 4) * 4  # bytes, in whole words
+    stored = image.height * (row + POINTERS)
     if image.format == "TIFF":
         return stored + _largest_tile(image)
     if image.format == "JPEG2000":
@@ -26,9 +28,9 @@ def decoded_bytes(image: Image.Image) -> int:
     return stored + BESIDE.get(image.format or "", 0) * pixels
 
 
-def coefficient_bytes(image: Image.Image) -> int:
-    """What a progressive JPEG needs at full size, however small it is decoded."""
-    if "progressive" not in image.info:
+def coefficient_bytes(image: Image.Image, scans_apart: bool) -> int:
+    """What a JPEG of several scans needs at full size, however small it is decoded."""
+    if "progressive" not in image.info and not scans_apart:
         return 0
     return 2 * len(image.getbands()) * image.width * image.height
 

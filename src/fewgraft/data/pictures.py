@@ -8,7 +8,6 @@ brought near its final size strip by strip, so that conversions never see the wh
 """
 
 import contextlib
-import io
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -16,8 +15,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL.ImageFile import ImageFile
 
 from fewgraft.data.picture_memory import coefficient_bytes, decoded_bytes
+from fewgraft.data.picture_stream import (
+    MOST_EXIF,
+    PictureStream,
+    TooMuchError,
+    check_tiff,
+    scans_apart,
+)
 
 Pixels = NDArray[np.uint8]
 
@@ -28,7 +35,17 @@ MAX_PIXELS = 80_000_000
 MAX_BYTES = 260_000_000  # of memory for one picture, its file included
 LARGE = 8_000_000  # pixels; what is larger is brought down strip by strip
 STRIP = 1_000_000  # pixels that are converted at a time
+PYTHON_DECODES = ("bmp_rle", "ppm", "ppm_plain")  # slowly; so those must not be large
 ORIENTATION = 0x0112  # tag of EXIF
+TO_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
 class PictureError(Exception):
@@ -48,8 +65,10 @@ def read_picture(
     with _reasons(content), _opened(content, _side(size, crop)) as image:
         image.load()
         if image.width * image.height > LARGE:
-            return _fit(_brought_down(image, _side(size, crop), channels), size, channels, crop)
-        return _fit(_plain(ImageOps.exif_transpose(image)), size, channels, crop)
+            plain = _brought_down(image, _side(size, crop), channels)
+        else:
+            plain = _plain(image)
+        return _fit(_upright(plain, image), size, channels, crop)
 
 
 def check_picture(path: Path) -> None:
@@ -69,6 +88,8 @@ def _reasons(content: Path | bytes) -> Iterator[None]:
         raise PictureError(_why_unidentified(content)) from None
     except Image.DecompressionBombError:
         raise PictureError(f"more than {MAX_PIXELS:,} pixels") from None
+    except TooMuchError as error:
+        raise PictureError(str(error)) from None
     except MemoryError:
         raise PictureError("it needs more memory than there is") from None
     except OSError as error:
@@ -90,26 +111,40 @@ def from_array(pixels: Pixels, size: int, channels: int, crop: float = 1.0) -> P
 
 
 @contextlib.contextmanager
+def open_header(content: Path | bytes) -> Iterator[tuple[ImageFile, PictureStream]]:
+    """A picture of which only the header was read, and the stream that it was read from."""
+    with PictureStream(content) as stream:
+        check_tiff(stream)
+        with Image.open(stream, formats=_known_formats()) as image:
+            yield image, stream
+
+
+@contextlib.contextmanager
 def _opened(content: Path | bytes, side: int) -> Iterator[Image.Image]:
     """A picture whose pixels are not decoded yet; one that is too large is refused before."""
-    stream = io.BytesIO(content) if isinstance(content, bytes) else content
-    with Image.open(stream, formats=_known_formats()) as image:
-        if image.width * image.height > MAX_PIXELS:
+    with open_header(content) as (image, stream):
+        pixels = image.width * image.height
+        if pixels > MAX_PIXELS:
             raise PictureError(f"{image.width}×{image.height}: more than {MAX_PIXELS:,} pixels")
-        needed = coefficient_bytes(image) + (len(content) if isinstance(content, bytes) else 0)
-        if image.format in ("JPEG", "MPO"):  # at a half, a quarter or an eighth
-            image.draft(None, (2 * side, 2 * side))
+        in_python = bool(image.tile) and image.tile[0][0] in PYTHON_DECODES
+        if in_python and pixels > LARGE:
+            raise PictureError(f"{image.width}×{image.height}: too large for this way to pack")
+        needed = 2 * stream.header + (len(content) if isinstance(content, bytes) else 0)
+        if image.format in ("JPEG", "MPO"):
+            needed += coefficient_bytes(image, scans_apart(stream))
+            image.draft(None, (2 * side, 2 * side))  # at a half, a quarter or an eighth
         needed += decoded_bytes(image)
         if needed > MAX_BYTES:
             raise PictureError(
                 f"{image.width}×{image.height} {image.mode} {image.format}: decoding it takes "
                 f"{needed // 1_000_000} MB of memory, more than {MAX_BYTES // 1_000_000}"
             )
+        stream.pixels_follow(in_python)
         yield image
 
 
 def _brought_down(image: Image.Image, side: int, channels: int) -> Image.Image:
-    """The middle square of a large picture, plain and upright, at no less than twice `side`."""
+    """The middle square of a large picture, plain, at no less than twice `side`."""
     square = min(image.size)
     factor = max(1, square // (2 * side))
     square -= square % factor
@@ -122,8 +157,15 @@ def _brought_down(image: Image.Image, side: int, channels: int) -> Image.Image:
         strip = image.crop((left, top + row, left + square, top + bottom))
         plain = _plain(strip, brightest).convert(small.mode)
         small.paste(plain.reduce(factor), (0, row // factor))
-    small.getexif()[ORIENTATION] = image.getexif().get(ORIENTATION, 1)
-    return ImageOps.exif_transpose(small)
+    return small
+
+
+def _upright(plain: Image.Image, image: Image.Image) -> Image.Image:
+    """`plain`, turned as the metadata of `image` asks; metadata that are too large are ignored."""
+    if len(image.info.get("exif") or b"") > MOST_EXIF:
+        return plain
+    method = TO_UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
+    return plain if method is None else plain.transpose(method)
 
 
 @cache

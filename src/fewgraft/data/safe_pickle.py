@@ -30,6 +30,8 @@ LONGEST_NUMBER = 64  # bytes or digits of an integer
 FREE, PER_BYTE = 256 << 20, 8  # memory that is granted: so much, and so much per byte of the file
 SHARED = 10  # how many times more items than opcodes may be reached, by sharing containers
 LONGEST_KEY = 1000  # bytes or characters
+LARGEST_KEY = 1 << 63  # far larger integers can be chosen so that they all have the same hash
+LARGEST_PLACE = 1 << 32  # of the memo
 MOST_DIMENSIONS = 8
 NUMBERS = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
 TEXTS = ("S", "U")  # followed by a length
@@ -79,7 +81,8 @@ def interpret(data: memoryview) -> Any:
     """What the pickle in `data` describes."""
     machine = _Machine(data)
     machine.run()
-    return _Finish(SHARED * machine.steps + 1000).value(machine.pop(), 0)
+    finish = _Finish(SHARED * machine.steps + 1000, SHARED * len(data) + FREE)
+    return finish.value(machine.pop(), 0)
 
 
 # --- inert values ---
@@ -278,6 +281,8 @@ def _sized(layout: struct.Struct, made: Callable[[memoryview], Any], copies: int
 def _put(machine: _Machine, key: int) -> None:
     if not machine.stack:
         raise _DamagedError("something is missing on its stack")
+    if not 0 <= key < LARGEST_PLACE:
+        raise _DamagedError("it numbers what it keeps in an impossible way")
     machine.spend(100)
     machine.memo[key] = machine.stack[-1]
 
@@ -329,6 +334,8 @@ def _key(value: Any) -> Any:
     size = value.raw.nbytes if isinstance(value, _OldText) else _length(value)
     if size > LONGEST_KEY:
         raise _DamagedError("it uses a long text as a key")
+    if isinstance(value, int) and not -LARGEST_KEY <= value < LARGEST_KEY:
+        raise _DamagedError("it uses a large number as a key")
     return _scalar(value)
 
 
@@ -647,8 +654,9 @@ def _why_not(opcode: int) -> str:
 class _Finish:
     """Turns what the machine built into plain Python and NumPy, each thing once."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, most_bytes: int) -> None:
         self._most = most
+        self._bytes_left = most_bytes  # to be looked at: many arrays may share the same ones
         self._done: dict[int, tuple[Any, int]] = {}  # id → (value, items in it)
         self._open: set[int] = set()
 
@@ -664,6 +672,9 @@ class _Finish:
         if not isinstance(inert, list | tuple | dict | set | _Array):
             return _scalar(inert), 1
         if isinstance(inert, _Array) and not isinstance(inert.data, list):
+            self._bytes_left -= inert.data.nbytes
+            if self._bytes_left < 0:
+                raise _DamagedError("it is small, but describes far too much")
             return self._done.setdefault(id(inert), (_array(inert), 1))
         if depth > DEEPEST or id(inert) in self._open:
             raise _DamagedError("it nests too deeply, or holds itself")

@@ -1,14 +1,11 @@
 """The decoding of pictures, for the whole server: a few at a time, and of heavy ones only one."""
 
-import io
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from PIL import Image
-
 from fewgraft.app.server.refusals import Limits
-from fewgraft.data.pictures import FORMATS, Pixels, read_picture
+from fewgraft.data.pictures import Pixels, open_header, read_picture
 
 
 class Decoders:
@@ -34,9 +31,8 @@ class Decoders:
 
     def _is_heavy(self, content: Path | bytes) -> bool:
         """By its header; most decoders hold the whole picture, several times over, JPEG's less."""
-        stream = io.BytesIO(content) if isinstance(content, bytes) else content
         try:
-            with Image.open(stream, formats=[n for n in FORMATS if n in Image.OPEN]) as image:
+            with open_header(content) as (image, _):
                 most = self._limits.light_jpeg if image.format == "JPEG" else self._limits.light
                 return image.width * image.height > most
         except Exception:  # damaged headers raise nearly anything; `read_picture` says it in words

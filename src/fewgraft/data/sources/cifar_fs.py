@@ -8,14 +8,15 @@ The draw goes by the original file names within a class, so that it takes the sa
 whatever form the files have.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from fewgraft.data.arrays import whole_numbers
+from fewgraft.data.arrays import as_array, whole_numbers
 from fewgraft.data.build import Item, Source
 from fewgraft.data.parts import Part
 from fewgraft.data.pictures import Pixels
@@ -162,7 +163,7 @@ def _open_pickle(file: Path) -> _Half:
     if not isinstance(content, dict) or not {"data", "fine_labels"} <= content.keys():
         raise FewgraftError(f"{file} lacks the keys data and fine_labels of cifar-100-python")
     with reading(file, "file of cifar-100-python"):
-        rows = np.asarray(content["data"])
+        rows = as_array(content["data"])
         labels = _checked(content["fine_labels"], file)
         if rows.dtype != np.uint8 or rows.shape != (len(labels), 3 * NATIVE_SIZE**2):
             raise FewgraftError(f"{file}: data is {rows.dtype} {rows.shape}, not uint8 [n, 3072]")
@@ -179,7 +180,7 @@ def _text(name: object) -> object:
     return name.decode() if isinstance(name, bytes) else name
 
 
-def _checked(labels: ArrayLike, file: Path) -> NDArray[np.int64]:
+def _checked(labels: Iterable[object] | NDArray[Any], file: Path) -> NDArray[np.int64]:
     numbers = whole_numbers(labels)
     if len(numbers) and not 0 <= numbers.min() <= numbers.max() < 100:
         raise FewgraftError(f"{file}: fine labels must run from 0 to 99")

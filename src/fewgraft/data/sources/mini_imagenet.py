@@ -11,7 +11,7 @@ from pathlib import Path, PurePath
 import numpy as np
 from numpy.typing import NDArray
 
-from fewgraft.data.arrays import check_pictures, whole_numbers
+from fewgraft.data.arrays import as_array, check_pictures, whole_numbers
 from fewgraft.data.build import Item, Source
 from fewgraft.data.parts import Part
 from fewgraft.data.safe_pickle import load_plain_pickle
@@ -110,7 +110,7 @@ def _read_pickle(file: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64], dict
     if not isinstance(content, dict) or not {"data", "labels", "catname2label"} <= content.keys():
         raise FewgraftError(f"{file} lacks the keys data, labels and catname2label")
     with reading(file, "file of mini-ImageNet"):
-        pictures, labels = np.asarray(content["data"]), whole_numbers(content["labels"])
+        pictures, labels = as_array(content["data"]), whole_numbers(content["labels"])
         check_pictures(pictures.dtype, pictures.shape)
         if len(pictures) != len(labels):
             raise ValueError(f"it has {len(pictures)} pictures and {len(labels)} labels")

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fewgraft.data.arrays import whole_numbers
+from fewgraft.data.arrays import as_array, whole_numbers
 from fewgraft.data.build import Item, Source
 from fewgraft.data.npz import npz_rows, npz_shape
 from fewgraft.data.parts import Part
@@ -162,7 +162,7 @@ def _packed(picture: Any) -> bytes:
     """The bytes of a picture file, which are kept as an array [n]."""
     if isinstance(picture, bytes):
         return picture
-    content = np.asarray(picture)
+    content = as_array(picture)
     if content.dtype != np.uint8:
         raise ValueError(f"a picture is {content.dtype} {content.shape}, not bytes")
     return content.tobytes()
@@ -227,7 +227,10 @@ def _find_pack(path: Path, stem: str) -> _Pack | None:
         raise FewgraftError(f"{labels} lacks the keys label_specific and label_specific_str")
     with reading(labels, "file of tiered-ImageNet"):
         numbers = whole_numbers(content["label_specific"])
-        names = [_synset(_as_text(name), stem, path) for name in content["label_specific_str"]]
+        listed = list(content["label_specific_str"])
+        if len(listed) > len(_classes()):
+            raise ValueError(f"it names {len(listed):,} classes")
+        names = [_synset(_as_text(name), stem, path) for name in listed]
         if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(names):
             raise ValueError(f"its labels run beyond the {len(names)} class names")
     if pictures.suffix == ".npz" and npz_shape(pictures, "images")[0] != len(numbers):
