@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
 from fewgraft.methods.base import Queries, Task
-from fewgraft.methods.bd_cspn import BiasDiminishing, Moved
+from fewgraft.methods.bd_cspn import BiasDiminishing, ShiftedFeatures
 from fewgraft.methods.nearest_prototype import NearestPrototype
 from fewgraft.prototypes import cosine_logits, prototypes
 
@@ -101,7 +101,7 @@ def test_a_moved_pile_is_what_it_would_be_if_written_out() -> None:
     given = task(pile=11)
     directions = given.unlabelled
     mean = given.support.mean(1, keepdim=True)
-    pile = Moved(directions).to(mean)
+    pile = ShiftedFeatures(directions).to(mean)
     expected = directions + (mean - directions.mean(1, keepdim=True))
     weights = made(5, EPISODES, WAYS, 11)
     torch.testing.assert_close(pile.weighted_sums(weights), weights @ expected)

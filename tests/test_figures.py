@@ -27,13 +27,13 @@ from fewgraft.bench.results import Results
 from fewgraft.bench.runner import Bench, Job, jobs
 from fewgraft.bench.tsne import (
     PICTURES,
+    FeatureSpace,
     Shown,
-    View,
     choose,
     describe,
-    draw_views,
+    draw_spaces,
+    feature_space,
     nearest_base,
-    view,
 )
 from fewgraft.cli import bench_figures
 from fewgraft.data.parts import Part
@@ -238,7 +238,7 @@ def test_base_classes_are_the_nearest_or_random_ones(icons: ImageStore, bench: B
 def test_a_view_holds_what_the_method_answers_with(bench: Bench) -> None:
     job = a_job(PROPOSED)
     shown = choose(bench, job, 2)
-    seen = view(bench, job, 2, shown)
+    seen = feature_space(bench, job, 2, shown)
     opened, (episodes, _) = bench.split_features(job), bench.episodes(job)
     solution = job.configured.fit(opened.task(episodes, slice(0, FEW), pictures=False))
     expected = normalize(solution.novel[2], dim=-1)  # type: ignore[attr-defined]
@@ -253,7 +253,7 @@ def test_a_view_holds_what_the_method_answers_with(bench: Bench) -> None:
     assert seen.nearest_right(shown.places) == pytest.approx(right / len(shown.places))
     assert f"{100 * right / len(shown.places):.1f} %" in describe(shown, [seen], 2)
     with pytest.raises(FewgraftError, match="without prototypes"):
-        view(bench, a_job("+graph"), 2, shown)
+        feature_space(bench, a_job("+graph"), 2, shown)
 
 
 def test_a_network_that_did_not_move_sees_the_same(bench: Bench) -> None:
@@ -263,18 +263,18 @@ def test_a_network_that_did_not_move_sees_the_same(bench: Bench) -> None:
     still_steps = {"steps": 0, "refinement_steps": chosen.pop("steps")}
     job = dataclasses.replace(job, hyper=chosen | still_steps)
     shown = choose(bench, job, 1)
-    moved, still = (view(bench, j, 1, shown) for j in (job, a_job(PROPOSED)))
+    moved, still = (feature_space(bench, j, 1, shown) for j in (job, a_job(PROPOSED)))
     torch.testing.assert_close(moved.features, still.features, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(moved.weights, still.weights, rtol=1e-3, atol=1e-4)
 
 
-def clusters() -> tuple[Shown, View]:
+def clusters() -> tuple[Shown, FeatureSpace]:
     """Three classes that lie apart, with names that mean something to matplotlib."""
     rng = torch.Generator().manual_seed(0)
     centres, places = torch.eye(16)[:3], torch.arange(3).repeat_interleave(12)
     features = centres[places] + 0.1 * torch.randn(36, 16, generator=rng)
     shown = Shown(("$x_1$", "_hidden", "plain"), (0,), "nearest", torch.arange(36), places)
-    return shown, View("made up", normalize(features, dim=-1), centres)
+    return shown, FeatureSpace("made up", normalize(features, dim=-1), centres)
 
 
 def test_what_lies_together_is_drawn_together() -> None:
@@ -289,7 +289,7 @@ def test_what_lies_together_is_drawn_together() -> None:
 
 def test_names_are_drawn_as_they_are() -> None:
     shown, seen = clusters()
-    figure = draw_views(shown, [seen, seen])
+    figure = draw_spaces(shown, [seen, seen])
     figure.canvas.draw()
     texts = [text for legend in figure.legends for text in legend.get_texts()]
     assert [text.get_text() for text in texts] == ["$x_1$", "_hidden", "plain"]

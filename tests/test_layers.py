@@ -61,6 +61,21 @@ def test_every_module_has_a_layer_and_looks_down_only() -> None:
             assert RANK[name] <= RANK[home(module)], f"{module.name} looks up to {name}"
 
 
+def test_a_type_has_one_meaning() -> None:
+    """No two classes or aliases of types share a name."""
+    places: dict[str, list[str]] = {}
+    for module in ROOT.rglob("*.py"):
+        for node in ast.parse(module.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(module.name)
+            elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript):
+                names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+                for name in (n for n in names if n != n.upper()):
+                    places.setdefault(name, []).append(module.name)
+    twice = {name: where for name, where in places.items() if len(where) > 1 and name[0] != "_"}
+    assert twice == {}
+
+
 def test_bench_and_app_do_not_know_each_other() -> None:
     for own, other in (("bench", "app"), ("app", "bench")):
         for module in (ROOT / own).rglob("*.py"):

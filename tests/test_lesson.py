@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 
 from fewgraft.app import lesson as lessons
 from fewgraft.app.base import best_gamma, left_out_cosines
-from fewgraft.app.judging import Answer, Judged, Trial, choose_threshold, count_of, hold_back
+from fewgraft.app.judging import Judged, JudgedLesson, Trial, choose_threshold, count_of, hold_back
 from fewgraft.app.lesson import AS_MANY_AS, Known, Lesson, left_out_logits
 from fewgraft.methods.base import Task
 from fewgraft.methods.prototype_refinement import PrototypeRefinement
@@ -180,7 +180,7 @@ def test_the_pile_is_judged_by_counts() -> None:
     learnt = make().learnt()
     left_out = answered(0, 0, 0)
     for after, harmful in ((169, False), (168, True)):
-        one = Answer(learnt, answered(200, 173, after), left_out)
+        one = JudgedLesson(learnt, answered(200, 173, after), left_out)
         assert bool(Trial(one, one).harm(0.02)) is harmful
 
 

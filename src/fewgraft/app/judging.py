@@ -63,7 +63,7 @@ def _right(truth: Sequence[str], answers: Sequence[str]) -> int:
 
 
 @dataclass(frozen=True)
-class Answer:
+class JudgedLesson:
     """A lesson learnt one way, and how it does."""
 
     learnt: Learnt
@@ -75,8 +75,8 @@ class Answer:
 class Trial:
     """With the pile and without it."""
 
-    with_pile: Answer
-    without_pile: Answer
+    with_pile: JudgedLesson
+    without_pile: JudgedLesson
 
     @classmethod
     def of(cls, lesson: Lesson, check: Labelled, examples: Labelled, tolerance: float) -> "Trial":
@@ -106,7 +106,7 @@ class Trial:
 
 def _answer(
     lesson: Lesson, check: Labelled, examples: Labelled, tolerance: float, *, with_pile: bool
-) -> Answer:
+) -> JudgedLesson:
     learnt = lesson.learnt(with_pile=with_pile)
     old = _old_ones(lesson, check)
     bias = hold_back(
@@ -115,7 +115,7 @@ def _answer(
     learnt = replace(learnt, held_back=bias)
     places, logits = left_out_logits(lesson, with_pile=with_pile)
     logits = logits + bias * learnt.is_new if places else logits
-    return Answer(
+    return JudgedLesson(
         learnt,
         _judged(lesson, learnt, check, old, learnt.known.logits(check.features[old]))
         if old
@@ -167,7 +167,9 @@ def _names(known: Known, features: Tensor) -> tuple[str, ...]:
     return tuple(known.classes[best] for best in known.logits(features).argmax(-1).tolist())
 
 
-def unknown_below(before: Unknown | None, answer: Answer, false_rejects: float) -> Unknown | None:
+def unknown_below(
+    before: Unknown | None, answer: JudgedLesson, false_rejects: float
+) -> Unknown | None:
     """The best logit below which the answer is "unknown"; the old one where nothing can judge."""
     logits, what = [answer.left_out.best_logit], "left-out new photos"
     if answer.check:

@@ -13,7 +13,7 @@ from fewgraft.app.teaching import Outcome
 from fewgraft.app.thumbnails import Names
 from fewgraft.html import (
     Html,
-    Part,
+    HtmlPart,
     bar,
     bars,
     boxed,
@@ -43,16 +43,16 @@ def _all_photos(outcome: Outcome) -> Iterable[Photo]:
     return chain(*outcome.examples.values(), check, outcome.pile.photos)
 
 
-def _parts(outcome: Outcome, names: Names) -> list[Part]:
+def _parts(outcome: Outcome, names: Names) -> list[HtmlPart]:
     return [
-        Part("classes", "Class by class", _classes(outcome)),
-        Part("confusion", "What is taken for what", _confusion(outcome)),
-        Part("taught", "What the classes were learnt from", taught(outcome, names)),
-        Part("mistakes", "Likely mistakes", likely_mistakes(outcome, names)),
-        Part("review", "Worth a label", review(outcome, names)),
-        Part("unknown", "When the answer is “unknown”", unknown(outcome)),
-        Part("unused", "Photos that could not be used", _unused(outcome, names)),
-        Part("origin", "How the numbers were obtained", origin(outcome)),
+        HtmlPart("classes", "Class by class", _classes(outcome)),
+        HtmlPart("confusion", "What is taken for what", _confusion(outcome)),
+        HtmlPart("taught", "What the classes were learnt from", taught(outcome, names)),
+        HtmlPart("mistakes", "Likely mistakes", likely_mistakes(outcome, names)),
+        HtmlPart("review", "Worth a label", review(outcome, names)),
+        HtmlPart("unknown", "When the answer is “unknown”", unknown(outcome)),
+        HtmlPart("unused", "Photos that could not be used", _unused(outcome, names)),
+        HtmlPart("origin", "How the numbers were obtained", origin(outcome)),
     ]
 
 

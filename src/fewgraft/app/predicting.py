@@ -47,10 +47,10 @@ def predict(
                 yield Prediction(names[number], "", problem=done.failed[number])
 
 
-Answer = tuple[str, float, str, str, float]
+BestTwo = tuple[str, float, str, str, float]
 
 
-def _answers(embed: Embeds, features: torch.Tensor) -> list[Answer]:
+def _answers(embed: Embeds, features: torch.Tensor) -> list[BestTwo]:
     """(label, score, best, second, second score) of features [n, d]."""
     model, card = embed.model, embed.model.card
     with torch.inference_mode():

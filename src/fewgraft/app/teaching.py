@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from fewgraft.app.embedding import Embedder, Embeds, Photo
-from fewgraft.app.judging import Answer, Judged, Trial, unknown_below
+from fewgraft.app.judging import Judged, JudgedLesson, Trial, unknown_below
 from fewgraft.app.labelled import Labelled, Photos, embed_classes, failures_of, refuse_twins
 from fewgraft.app.lesson import AS_MANY_AS, Known, Lesson
 from fewgraft.app.record import PileRecord, record_of
@@ -155,7 +155,7 @@ def _line(lesson: Lesson, used: bool, pile: int) -> str:
     return f"{today}: {taught}{with_pile}"
 
 
-def _notes(examples: Labelled, answer: Answer, settings: LearnSettings) -> tuple[str, ...]:
+def _notes(examples: Labelled, answer: JudgedLesson, settings: LearnSettings) -> tuple[str, ...]:
     notes = []
     alone = len(examples.photos) - len(answer.left_out.photos)
     if alone:

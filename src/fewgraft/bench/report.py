@@ -34,7 +34,6 @@ PILE_SHOWN, MISTAKES_SHOWN = 12, 6  # pictures of the pile for each prototype
 LEAST_MISTAKE = 0.05  # lighter ones move nothing
 # The task itself first, then whatever is nearest to it.
 SETTINGS = ("s2i", "s2i-transductive", "incremental", "semi-fsl", "transductive-fsl", "fsl")
-Key = tuple[str, str, int]  # method, setting, shots
 
 
 # --------------------------------------------------------------------------------------- figures
@@ -79,7 +78,7 @@ class Headline:
     others: tuple[tuple[Row, Interval], ...]  # the best one minus this one, on the same episodes
 
 
-def headline(rows: Mapping[Key, Row], results: Results) -> Headline:
+def headline(rows: Mapping[tables.RowKey, Row], results: Results) -> Headline:
     """From the rows that the tables show."""
     setting = next(s for s in SETTINGS if any(key[1] == s for key in rows))
     shots = min(row.shots for row in rows.values() if row.setting == setting)
@@ -216,7 +215,7 @@ class Findings:
     missing: tuple[str, ...]  # what is not shown, and why
 
 
-def chosen_rows(results: Results, choice: tables.Choice) -> dict[Key, Row]:
+def chosen_rows(results: Results, choice: tables.Choice) -> dict[tables.RowKey, Row]:
     """The rows that the tables show: the last one of each kind."""
     found = {(r.method, r.setting, r.shots): r for r in results.rows() if choice.takes(r)}
     if not found:
@@ -254,7 +253,9 @@ def find(results: Results, choice: tables.Choice, episode: int, bench: Bench) ->
     )
 
 
-def _answers(rows: Mapping[Key, Row], shots: int, bench: Bench) -> tuple[list[Answered], list[str]]:
+def _answers(
+    rows: Mapping[tables.RowKey, Row], shots: int, bench: Bench
+) -> tuple[list[Answered], list[str]]:
     """Of the methods that are looked at closely; and why one of them cannot be."""
     found, missing = [], []
     for name in LOOKED_AT:

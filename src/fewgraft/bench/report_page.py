@@ -13,7 +13,7 @@ from fewgraft.bench.table_formats import without_constants
 from fewgraft.data.store import ImageStore
 from fewgraft.html import (
     Html,
-    Part,
+    HtmlPart,
     bar,
     bars,
     boxed,
@@ -53,15 +53,19 @@ def page(findings: Findings) -> str:
     return document(title, joined([summary(top), tiles(top)]), _parts(findings))
 
 
-def _parts(findings: Findings) -> list[Part]:
+def _parts(findings: Findings) -> list[HtmlPart]:
     store = findings.store
     return [
-        Part("tables", "Tables", joined(map(table, findings.tables))),
-        *(Part(f"figure-{n}", f.title, figure(f)) for n, f in enumerate(findings.figures)),
-        Part("confusion", "Where pictures go", confusions(findings.answered)),
-        Part("classes", "Class by class", classes(findings.answered, store) if store else Html()),
-        Part("pile", "What made the prototypes", prototypes(findings, store) if store else Html()),
-        Part("origin", "Where the numbers come from", origin(findings)),
+        HtmlPart("tables", "Tables", joined(map(table, findings.tables))),
+        *(HtmlPart(f"figure-{n}", f.title, figure(f)) for n, f in enumerate(findings.figures)),
+        HtmlPart("confusion", "Where pictures go", confusions(findings.answered)),
+        HtmlPart(
+            "classes", "Class by class", classes(findings.answered, store) if store else Html()
+        ),
+        HtmlPart(
+            "pile", "What made the prototypes", prototypes(findings, store) if store else Html()
+        ),
+        HtmlPart("origin", "Where the numbers come from", origin(findings)),
     ]
 
 

@@ -24,7 +24,7 @@ from fewgraft.data.store import ImageStore
 from fewgraft.draws import Indices, KeyStream
 from fewgraft.errors import FewgraftError, nearest
 from fewgraft.methods.base import NovelWeights
-from fewgraft.methods.moving import MovedSolution
+from fewgraft.methods.moving import AdaptedSolution
 from fewgraft.prototypes import cosine_logits, directions
 from fewgraft.split_features import SplitFeatures
 
@@ -58,7 +58,7 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class View:
+class FeatureSpace:
     """The shown pictures and class weights under one method, as directions."""
 
     title: str
@@ -129,7 +129,7 @@ def _some_of(
 
 
 @torch.no_grad()
-def view(bench: Bench, job: Job, number: int, shown: Shown) -> View:
+def feature_space(bench: Bench, job: Job, number: int, shown: Shown) -> FeatureSpace:
     """The method of a job learns episode `number`; where it then sees the pictures and classes."""
     seen, (episodes, _) = bench.split_features(job), bench.episodes(job)
     method = job.configured
@@ -139,19 +139,19 @@ def view(bench: Bench, job: Job, number: int, shown: Shown) -> View:
     if isinstance(solution, NovelWeights):
         features = seen.bank[shown.pictures]
         weights = torch.cat([seen.weights[base], solution.novel[0]])
-    elif isinstance(solution, MovedSolution):
-        (moved,) = solution.episodes
-        features = solution.network.features(shown.pictures, moved.parameters)
-        weights = torch.cat([moved.base[base], moved.novel])
+    elif isinstance(solution, AdaptedSolution):
+        (adapted,) = solution.episodes
+        features = solution.network.features(shown.pictures, adapted.parameters)
+        weights = torch.cat([adapted.base[base], adapted.novel])
     else:
         raise FewgraftError(
             f"'{job.method}' answers without prototypes: there is nothing to draw for them",
             f"Such as: {', '.join(METHODS)}",
         )
-    return View(job.spec.title, features, directions(weights))
+    return FeatureSpace(job.spec.title, features, directions(weights))
 
 
-def draw_views(shown: Shown, views: Sequence[View], seed: int = 0) -> Figure:
+def draw_spaces(shown: Shown, views: Sequence[FeatureSpace], seed: int = 0) -> Figure:
     """A panel a method; one legend, as colours mean the same everywhere."""
     figure = Figure(figsize=(5.6 * len(views), 6.4), layout="constrained")
     panels = figure.subplots(1, len(views), squeeze=False)[0]
@@ -161,7 +161,7 @@ def draw_views(shown: Shown, views: Sequence[View], seed: int = 0) -> Figure:
     return figure
 
 
-def describe(shown: Shown, views: Sequence[View], number: int) -> str:
+def describe(shown: Shown, views: Sequence[FeatureSpace], number: int) -> str:
     """What the figure shows, in words."""
     shares = ", ".join(f"{v.title} {100 * v.nearest_right(shown.places):.1f} %" for v in views)
     which = {"nearest": "the base classes most like them", "random": "as many random base classes"}
@@ -172,7 +172,7 @@ def describe(shown: Shown, views: Sequence[View], number: int) -> str:
     )
 
 
-def _draw_panel(axes: Axes, shown: Shown, one: View, seed: int) -> None:
+def _draw_panel(axes: Axes, shown: Shown, one: FeatureSpace, seed: int) -> None:
     points, triangles = one.embedded(seed)
     for place in range(len(shown.names)):
         colour = COLOURS[place % len(COLOURS)]

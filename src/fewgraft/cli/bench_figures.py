@@ -116,7 +116,7 @@ def tsne(
     """
     from fewgraft.bench.report import TSNE, write_figure
     from fewgraft.bench.runner import Bench, jobs
-    from fewgraft.bench.tsne import choose, describe, draw_views, view
+    from fewgraft.bench.tsne import choose, describe, draw_spaces, feature_space
     from fewgraft.training.recipe import load_recipe
     from fewgraft.zoo import models_folder
 
@@ -134,9 +134,9 @@ def tsne(
     if not wanted:
         raise FewgraftError("name one or more methods")
     shown = choose(bench, wanted[0], episode, base, seed)
-    views = [view(bench, job, episode, shown) for job in wanted]
+    views = [feature_space(bench, job, episode, shown) for job in wanted]
     text = describe(shown, views, episode)
-    write_figure(draw_views(shown, views), text, folder / TSNE)
+    write_figure(draw_spaces(shown, views), text, folder / TSNE)
     typer.echo(f"{text}\nwrote {folder / TSNE}")
 
 

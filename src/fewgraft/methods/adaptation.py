@@ -25,7 +25,7 @@ from torch.nn.functional import cross_entropy
 
 from fewgraft.methods.base import Method, MethodSpec, Task
 from fewgraft.methods.losses import distillation, nt_xent
-from fewgraft.methods.moving import Moved, MovedSolution, batches, descend, pictures_of
+from fewgraft.methods.moving import AdaptedSolution, AdaptedWeights, batches, descend, pictures_of
 from fewgraft.prototypes import Refinement, direction_logits, directions, prototypes, refine
 
 if TYPE_CHECKING:
@@ -58,13 +58,13 @@ class Adaptation(Method):
     start_share: float = 0.0  # of the weights before adaptation in those that answer
     base: Literal["moved", "kept"] = "moved"  # kept: old classes are scored as before
 
-    def fit(self, task: Task) -> MovedSolution:
+    def fit(self, task: Task) -> AdaptedSolution:
         """Every episode starts anew."""
         episodes = [self._episode(task, e) for e in range(len(task))]
         network, keeps = pictures_of(task).network, self.base == "kept"
-        return MovedSolution(network, episodes, task.gamma, keeps_base=keeps)
+        return AdaptedSolution(network, episodes, task.gamma, keeps_base=keeps)
 
-    def _episode(self, task: Task, e: int) -> Moved:
+    def _episode(self, task: Task, e: int) -> AdaptedWeights:
         pictures = pictures_of(task)
         network, pile = pictures.network, pictures.unlabelled[e]
         support, unlabelled = task.support[e], task.unlabelled[e]  # as training left the network
@@ -74,41 +74,47 @@ class Adaptation(Method):
                 for part, own in ((pictures.support[e], support), (pile, unlabelled))
             )
         novel = self._refined(task, e, support, unlabelled, task.weights)
-        moved = self._start(task, novel)
+        adapted = self._start(task, novel)
         if len(pile):
-            self._descend(task, e, moved, self._teacher(task, moved, unlabelled))
-        settled = moved.settled(self._start(task, novel), self.start_share)
+            self._descend(task, e, adapted, self._teacher(task, adapted, unlabelled))
+        final = adapted.interpolate(self._start(task, novel), self.start_share)
         with torch.no_grad():
             support, unlabelled = (
-                network.features(part, settled.parameters) for part in (pictures.support[e], pile)
+                network.features(part, final.parameters) for part in (pictures.support[e], pile)
             )
-        answering = self._refined(task, e, support, unlabelled, settled.base)
-        return dataclasses.replace(settled, novel=answering)
+        answering = self._refined(task, e, support, unlabelled, final.base)
+        return dataclasses.replace(final, novel=answering)
 
-    def _start(self, task: Task, novel: Tensor) -> Moved:
+    def _start(self, task: Task, novel: Tensor) -> AdaptedWeights:
         """{θ̄, W̄_b} and the refined prototypes: all of it may move."""
-        return Moved.start(pictures_of(task).network, task.weights, novel)
+        return AdaptedWeights.start(pictures_of(task).network, task.weights, novel)
 
     @torch.no_grad()
-    def _teacher(self, task: Task, start: Moved, unlabelled: Tensor) -> Tensor:
+    def _teacher(self, task: Task, start: AdaptedWeights, unlabelled: Tensor) -> Tensor:
         """What the pile's features [U, d] were taken for before: logits [U, N_b+N]."""
         logits = start.logits(unlabelled, task.gamma)
         logits[:, len(task.weights) :] += self.teacher_bias
         return logits
 
-    def _descend(self, task: Task, e: int, moved: Moved, teacher: Tensor) -> None:
+    def _descend(self, task: Task, e: int, adapted: AdaptedWeights, teacher: Tensor) -> None:
         """Move θ, W_b and W_n; the teacher's logits [U, N_b+N] stay what they are."""
         batch = batches(len(teacher), self.batch, int(task.numbers[e]))
         descend(
-            moved,
-            lambda step: self._loss(task, e, moved, teacher, batch(step), step),
+            adapted,
+            lambda step: self._loss(task, e, adapted, teacher, batch(step), step),
             self.steps,
             self.lr,
             self.momentum,
         )
 
     def _loss(
-        self, task: Task, e: int, moved: Moved, teacher: Tensor, places: Tensor, step: int
+        self,
+        task: Task,
+        e: int,
+        adapted: AdaptedWeights,
+        teacher: Tensor,
+        places: Tensor,
+        step: int,
     ) -> Tensor:
         """w_cls·L_cls + w_ctr·L_ctr + w_dst·L_dst on one batch of the pile."""
         pictures = pictures_of(task)
@@ -120,14 +126,14 @@ class Adaptation(Method):
             network.trunk_activations(chosen, one),
             network.trunk_activations(chosen, other),
         ]
-        features = network.head_features(torch.cat(seen), moved.parameters)
+        features = network.head_features(torch.cat(seen), adapted.parameters)
         few, first, second = torch.split(features, [len(part) for part in seen])
-        answers = moved.logits(few, task.gamma)
+        answers = adapted.logits(few, task.gamma)
         loss = self.w_cls * cross_entropy(answers, task.labels[e] + n_base)
         loss = loss + self.w_ctr * nt_xent(first, second, self.tau_ctr)
         width = n_base + (task.ways if self.columns == "all" else 0)
         if width:
-            students = moved.logits(torch.cat([first, second]), task.gamma)[:, :width]
+            students = adapted.logits(torch.cat([first, second]), task.gamma)[:, :width]
             teachers = teacher[places, :width].repeat(2, 1)
             loss = loss + self.w_dst * distillation(students, teachers, self.tau_dst)
         return loss

@@ -40,7 +40,7 @@ class BiasDiminishing(Method):
         novel = directions(own)
         if task.unlabelled.shape[1] == 0:
             return NovelWeights(novel, task.gamma)
-        support, unlabelled = Moved(task.support), Moved(task.unlabelled)
+        support, unlabelled = ShiftedFeatures(task.support), ShiftedFeatures(task.unlabelled)
         if self.shift:
             mean = own.sum(1, keepdim=True) / task.support.shape[1]
             unlabelled = unlabelled.to(mean)
@@ -57,7 +57,7 @@ class BiasDiminishing(Method):
 
 
 @dataclass(frozen=True)
-class Moved:
+class ShiftedFeatures:
     """x + ξ of directions x, never written out: writing them takes most of the time.
 
     Pictures come last in all that has few classes: long rows are what a processor likes.
@@ -67,7 +67,7 @@ class Moved:
     shift: Tensor | None = None  # ξ [E, 1, d]
 
     def to(self, mean: Tensor) -> Self:
-        """Moved so that their mean is `mean` [E, 1, d]."""
+        """ShiftedFeatures so that their mean is `mean` [E, 1, d]."""
         return replace(self, shift=mean - self.pictures.mean(1, keepdim=True))
 
     def cosines(self, weights: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 Sohn et al., "FixMatch: simplifying semi-supervised learning with consistency and confidence",
 NeurIPS 2020. Where the classifier is sure of a weakly augmented pile picture, its answer becomes
 the label of the strongly augmented one. Starts from the prototypes; the last block and
-W = [W_b, W_n] move, and the moved classifier itself answers.
+W = [W_b, W_n] move, and the adapted classifier itself answers.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fewgraft.methods.base import Method, MethodSpec, NovelWeights, Search, Task
-from fewgraft.methods.moving import Moved, MovedSolution, batches, descend, pictures_of
+from fewgraft.methods.moving import AdaptedSolution, AdaptedWeights, batches, descend, pictures_of
 from fewgraft.prototypes import prototypes
 
 
@@ -34,19 +34,19 @@ class FixMatch(Method):
     batch: int = 64
     views: int = 2  # kept augmented views of each picture
 
-    def fit(self, task: Task) -> MovedSolution | NovelWeights:
+    def fit(self, task: Task) -> AdaptedSolution | NovelWeights:
         """Every episode starts anew; an empty pile gives the inductive answer."""
         novel = prototypes(task.support, task.labels, task.ways)
         if task.unlabelled.shape[1] == 0:
             return NovelWeights(novel, task.gamma)
         pictures = pictures_of(task)
         episodes = [self._episode(task, e, novel[e]) for e in range(len(task))]
-        return MovedSolution(pictures.network, episodes, task.gamma)
+        return AdaptedSolution(pictures.network, episodes, task.gamma)
 
-    def _episode(self, task: Task, e: int, novel: Tensor) -> Moved:
+    def _episode(self, task: Task, e: int, novel: Tensor) -> AdaptedWeights:
         pictures = pictures_of(task)
         network, support, pile = pictures.network, pictures.support[e], pictures.unlabelled[e]
-        moved = Moved.start(network, task.weights, novel)
+        adapted = AdaptedWeights.start(network, task.weights, novel)
         labels = task.labels[e] + len(task.weights)
         batch = batches(len(pile), self.batch, int(task.numbers[e]))
 
@@ -58,15 +58,15 @@ class FixMatch(Method):
                 network.trunk_activations(chosen, weak),
                 network.trunk_activations(chosen, network.strong_view(number)),
             ]
-            features = network.head_features(torch.cat(seen), moved.parameters)
-            logits = moved.logits(features, task.gamma)
+            features = network.head_features(torch.cat(seen), adapted.parameters)
+            logits = adapted.logits(features, task.gamma)
             few, sure, strong = torch.split(logits, [len(part) for part in seen])
             belief, answer = sure.detach().softmax(-1).max(-1)
             on_pile = cross_entropy(strong, answer, reduction="none") * (belief >= self.threshold)
             return cross_entropy(few, labels) + self.weight * on_pile.mean()
 
-        descend(moved, loss, self.steps, self.lr, self.momentum)
-        return moved.settled()
+        descend(adapted, loss, self.steps, self.lr, self.momentum)
+        return adapted.detached()
 
 
 METHODS = (

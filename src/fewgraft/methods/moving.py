@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Moved:
+class AdaptedWeights:
     """θ (its moving part), W_b and W_n of one episode."""
 
     parameters: dict[str, Tensor]
@@ -25,7 +25,7 @@ class Moved:
     novel: Tensor  # [N, d]
 
     @classmethod
-    def start(cls, network: "Network", base: Tensor, novel: Tensor) -> "Moved":
+    def start(cls, network: "Network", base: Tensor, novel: Tensor) -> "AdaptedWeights":
         """Where every episode begins: copies that may move."""
         copied = {name: p.clone().requires_grad_() for name, p in network.start.items()}
         return cls(copied, *(w.detach().clone().requires_grad_() for w in (base, novel)))
@@ -34,15 +34,19 @@ class Moved:
         """Everything that moves."""
         return [*self.parameters.values(), self.base, self.novel]
 
-    def settled(self, start: "Moved | None" = None, share: float = 0.0) -> "Moved":
-        """As it is now, for good; or part of the way back to the start."""
-        begun = start or self
+    def detached(self) -> "AdaptedWeights":
+        """As they are now, for good."""
+        return self.interpolate(self, 0.0)
+
+    def interpolate(self, start: "AdaptedWeights", share: float) -> "AdaptedWeights":
+        """`share` of the way back to the start, for good."""
         parameters = {
-            name: torch.lerp(p.detach(), begun.parameters[name].detach(), share)
+            name: torch.lerp(p.detach(), start.parameters[name].detach(), share)
             for name, p in self.parameters.items()
         }
-        ends = zip((self.base, self.novel), (begun.base, begun.novel), strict=True)
-        return Moved(parameters, *(torch.lerp(a.detach(), b.detach(), share) for a, b in ends))
+        ends = zip((self.base, self.novel), (start.base, start.novel), strict=True)
+        mixed = (torch.lerp(own.detach(), other.detach(), share) for own, other in ends)
+        return AdaptedWeights(parameters, *mixed)
 
     def logits(self, features: Tensor, gamma: float) -> Tensor:
         """Cosine logits over W = [W_b, W_n]: [n, d] → [n, N_b+N]."""
@@ -50,11 +54,11 @@ class Moved:
 
 
 @dataclass(frozen=True)
-class MovedSolution:
+class AdaptedSolution:
     """One network an episode."""
 
     network: "Network"
-    episodes: Sequence[Moved]
+    episodes: Sequence[AdaptedWeights]
     gamma: float
     keeps_base: bool = False  # base classes are scored as if nothing had moved
 
@@ -64,8 +68,8 @@ class MovedSolution:
         if queries.pictures is None:
             raise FewgraftError("this solution moved the network: it needs pictures, not features")
         rows = [
-            moved.logits(self.network.features(pictures, moved.parameters), self.gamma)
-            for moved, pictures in zip(self.episodes, queries.pictures, strict=True)
+            adapted.logits(self.network.features(pictures, adapted.parameters), self.gamma)
+            for adapted, pictures in zip(self.episodes, queries.pictures, strict=True)
         ]
         logits = torch.stack(rows)
         if self.keeps_base:
@@ -84,10 +88,10 @@ def pictures_of(task: Task) -> TaskPictures:
 
 
 def descend(
-    moved: Moved, loss: Callable[[int], Tensor], steps: int, lr: float, momentum: float
+    adapted: AdaptedWeights, loss: Callable[[int], Tensor], steps: int, lr: float, momentum: float
 ) -> None:
     """Plain SGD with momentum; `loss` is a function of the step."""
-    optimiser = torch.optim.SGD(moved.all(), lr=lr, momentum=momentum)
+    optimiser = torch.optim.SGD(adapted.all(), lr=lr, momentum=momentum)
     with torch.enable_grad():
         for step in range(steps):
             optimiser.zero_grad()

@@ -17,9 +17,9 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from fewgraft import __version__
-from fewgraft.app.server.answers import Answer, answer
+from fewgraft.app.server.answers import PhotoAnswer, answer
 from fewgraft.app.server.guard import Guard, refusal
-from fewgraft.app.server.jobs import Job, Jobs
+from fewgraft.app.server.jobs import Jobs, LearnJob
 from fewgraft.app.server.lessons import lay_out
 from fewgraft.app.server.refusals import Limits, RequestError
 from fewgraft.app.server.uploads import Form, Large, Upload
@@ -33,7 +33,7 @@ PAGE = {"": ("page.html", "text/html"), "page.css": ("page.css", "text/css")}
 PAGE["page.js"] = ("page.js", "text/javascript")
 
 
-class Known(BaseModel):
+class KnownClass(BaseModel):
     """A class; `examples` are the photos it was learnt from, where that is known."""
 
     name: str
@@ -44,15 +44,15 @@ class Classes(BaseModel):
     """What the serving version knows."""
 
     version: str
-    classes: list[Known]
+    classes: list[KnownClass]
     unknown: Unknown | None  # when it answers "unknown"; null: never
 
 
-class Answers(BaseModel):
+class PhotoAnswers(BaseModel):
     """What the photos show."""
 
     version: str
-    photos: list[Answer]
+    photos: list[PhotoAnswer]
 
 
 class AllVersions(BaseModel):
@@ -147,9 +147,9 @@ def _add_recognising(app: FastAPI, versions: Versions, large: Large) -> None:
     pool = ThreadPoolExecutor(os.cpu_count() or 1, "recognise")
 
     @app.post("/api/predict", openapi_extra=_form("photo"))
-    async def predict(request: Request) -> Answers:
+    async def predict(request: Request) -> PhotoAnswers:
         """Name what is on photos."""
-        serving, told = versions.serving, list[Answer]()
+        serving, told = versions.serving, list[PhotoAnswer]()
         async with _scratch() as folder:
             with Form(request, folder, large) as form:
                 received = await form.receive()
@@ -164,7 +164,7 @@ def _add_recognising(app: FastAPI, versions: Versions, large: Large) -> None:
                         break
         if all(one.problem for one in told):
             raise RequestError(f"'{told[0].photo}' cannot be used: {told[0].problem}")
-        return Answers(version=serving.name, photos=told)
+        return PhotoAnswers(version=serving.name, photos=told)
 
     @app.get("/api/classes")
     def classes() -> Classes:
@@ -173,7 +173,7 @@ def _add_recognising(app: FastAPI, versions: Versions, large: Large) -> None:
         card = serving.embed.model.card
         examples = card.examples or (None,) * len(card.classes)
         known = [
-            Known(name=name, examples=count)
+            KnownClass(name=name, examples=count)
             for name, count in zip(card.classes, examples, strict=True)
         ]
         return Classes(version=serving.name, classes=known, unknown=card.unknown)
@@ -183,7 +183,7 @@ def _add_teaching(app: FastAPI, jobs: Jobs, large: Large) -> None:
     pool = ThreadPoolExecutor(1, "unpack")  # one request at a time: each may hold much in memory
 
     @app.post("/api/learn", status_code=202, openapi_extra=_form("photos1", "pile", "check"))
-    async def learn(request: Request) -> Job:
+    async def learn(request: Request) -> LearnJob:
         """Teach classes: class1 with photos1, class2 with photos2, ...; pile and check if any.
 
         The photos of the pile are files or zips; those to check the old classes with are zips of
@@ -202,22 +202,22 @@ def _add_teaching(app: FastAPI, jobs: Jobs, large: Large) -> None:
         return jobs.add(name, folder, asked)
 
     @app.get("/api/jobs")
-    def all_jobs() -> list[Job]:
+    def all_jobs() -> list[LearnJob]:
         """List lessons, the newest first, without pictures."""
         return [job.model_copy(update={"helpers": []}) for job in jobs.all()]
 
     @app.get("/api/jobs/{name}")
-    def job(name: str) -> Job:
+    def job(name: str) -> LearnJob:
         """Tell how a lesson is; when it is done, also what was gained and lost."""
         return jobs.job(name)
 
     @app.post("/api/jobs/{name}/keep")
-    def keep(name: str) -> Job:
+    def keep(name: str) -> LearnJob:
         """Make a version of a lesson that is done, and serve it."""
         return jobs.keep(name)
 
     @app.post("/api/jobs/{name}/discard")
-    def discard(name: str) -> Job:
+    def discard(name: str) -> LearnJob:
         """Throw a lesson away, also while it waits or runs."""
         return jobs.discard(name)
 
@@ -255,7 +255,7 @@ def _turns(photos: Sequence[Upload], size: int) -> Iterator[Sequence[Upload]]:
         yield photos[start : start + size]
 
 
-def _answer(serving: Serving, photos: Sequence[Upload]) -> list[Answer]:
+def _answer(serving: Serving, photos: Sequence[Upload]) -> list[PhotoAnswer]:
     return answer(serving.embed, [p.path for p in photos], [p.name for p in photos])
 
 
