@@ -24,7 +24,7 @@ from campaign.layouts import (
     photo_tree,
     tiered_pairs,
 )
-from fewgraft.app.cache import FeatureCache
+from fewgraft.app.features.cache import FeatureCache
 from fewgraft.backbones import backbone_spec, trained_backbone
 from fewgraft.bench.report import read_figures, write_figure
 from fewgraft.bench.results import Results, Row

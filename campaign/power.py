@@ -9,8 +9,8 @@ from pathlib import Path
 
 from campaign.attack import Attack, Trial
 from campaign.power_disk import Disk, Tree, traced, write_tree
-from fewgraft.app.cache import FeatureCache
-from fewgraft.app.saving import open_classifier
+from fewgraft.app.features.cache import FeatureCache
+from fewgraft.app.learning.saving import open_classifier
 from fewgraft.bench.results import Results
 from fewgraft.data.catalogue import open_data
 from fewgraft.data.store import verify_store
@@ -126,7 +126,7 @@ WRITERS = (
     ),
     Writer(
         "features",
-        "import numpy as np\nfrom fewgraft.app.cache import FeatureCache\n"
+        "import numpy as np\nfrom fewgraft.app.features.cache import FeatureCache\n"
         "cache = FeatureCache(root / 'c', 4)\n"
         "cache.put({bytes([turn]) * 16: np.full(4, turn, np.float32)})\ncache.flush()",
         _features,

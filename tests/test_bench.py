@@ -369,7 +369,9 @@ def test_a_bank_takes_features_of_any_length() -> None:
 
 
 @pytest.mark.parametrize("setting", ["transductive-fsl", "s2i-transductive", "s2i"])
-def test_queries_that_are_the_pile_are_gathered_once(icons: ImageStore, setting: str) -> None:
+def test_queries_that_are_the_unlabelled_set_are_gathered_once(
+    icons: ImageStore, setting: str
+) -> None:
     features = SplitFeatures(shipped_model("icons", "pre-trained"), icons)
     episodes, _ = sample_episodes(Pools.of(icons), EpisodeSettings.paper(setting, 1), 4)
     rows = slice(1, 3)

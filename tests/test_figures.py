@@ -1,4 +1,4 @@
-"""Figures: what varies in the pile, what δ is, and what t-SNE is shown."""
+"""Figures: what varies in U, what δ is, and what t-SNE is shown."""
 
 import dataclasses
 from pathlib import Path
@@ -83,7 +83,7 @@ def swept(sweep: Sweep, results: Results, bench: Bench, shots: int = 1) -> Swept
     )
 
 
-# --- what is in the pile ---
+# --- what is in U ---
 
 
 def test_a_sweep_is_what_a_plain_evaluation_gives(
@@ -115,7 +115,7 @@ def test_a_sweep_is_what_a_plain_evaluation_gives(
     assert curve.drop.half == pytest.approx(1.96 * differences.std(ddof=1) / np.sqrt(FEW))
 
 
-def test_rows_are_kept_and_the_paper_s_own_pile_is_computed_once(
+def test_rows_are_kept_and_the_paper_s_own_unlabelled_set_is_computed_once(
     results: Results, bench: Bench
 ) -> None:
     shares, distractors = Sweep.of_shares((0.3, 0.5)), Sweep.of_distractors((0, 2))
@@ -148,7 +148,7 @@ def test_what_the_pictures_do_not_suffice_for_is_left_out(results: Results, benc
         (("+pr", "+pr"), "each once"),
     ],
 )
-def test_methods_without_a_pile_are_refused(
+def test_methods_without_an_unlabelled_set_are_refused(
     methods: tuple[str, ...], problem: str, results: Results, bench: Bench
 ) -> None:
     with pytest.raises(FewgraftError, match=problem):

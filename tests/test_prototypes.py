@@ -118,7 +118,7 @@ def plain_refinement(
     unlabelled: Tensor,
     base: Tensor,
     gamma: float,
-    how: Refinement,
+    config: Refinement,
 ) -> Tensor:
     """Eqs. 3–4 for one episode, a picture and a class at a time."""
 
@@ -126,11 +126,13 @@ def plain_refinement(
         return sum(x * y for x, y in zip(unit(a), unit(b), strict=True))
 
     p = novel.tolist()
-    for _ in range(how.steps):
+    for _ in range(config.steps):
         weights = []
         for x in unlabelled.tolist():
-            exponents = [gamma * cosine(x, w) / how.temperature for w in base.tolist()]
-            exponents += [(gamma * cosine(x, w) + how.novel_bias) / how.temperature for w in p]
+            exponents = [gamma * cosine(x, w) / config.temperature for w in base.tolist()]
+            exponents += [
+                (gamma * cosine(x, w) + config.novel_bias) / config.temperature for w in p
+            ]
             total = sum(math.exp(e) for e in exponents)
             weights.append([math.exp(e) / total for e in exponents[len(base) :]])
         refined = []
@@ -145,7 +147,8 @@ def plain_refinement(
                     bottom += 1
             estimate = unit([t / bottom for t in top])
             mixed = [
-                how.alpha * e + (1 - how.alpha) * o for e, o in zip(estimate, p[j], strict=True)
+                config.alpha * e + (1 - config.alpha) * o
+                for e, o in zip(estimate, p[j], strict=True)
             ]
             refined.append(unit(mixed))
         p = refined
@@ -158,7 +161,7 @@ def refinement_case(n_base: int = 6) -> dict[str, Tensor]:
     return {"support": support, "labels": labels, "unlabelled": unlabelled, "base": base}
 
 
-def refined(case: dict[str, Tensor], how: Refinement) -> Tensor:
+def refined(case: dict[str, Tensor], config: Refinement) -> Tensor:
     novel = prototypes(case["support"], case["labels"], 3)
     base_logits = cosine_logits(case["unlabelled"], case["base"], 10.0)
     return refine(
@@ -168,13 +171,13 @@ def refined(case: dict[str, Tensor], how: Refinement) -> Tensor:
         case["unlabelled"],
         base_logits,
         10.0,
-        how,
+        config,
     )
 
 
 @pytest.mark.parametrize("n_base", [0, 6])
 @pytest.mark.parametrize(
-    "how",
+    "config",
     [
         Refinement(),
         Refinement(steps=4, alpha=0.3),
@@ -182,9 +185,9 @@ def refined(case: dict[str, Tensor], how: Refinement) -> Tensor:
     ],
     ids=str,
 )
-def test_refinement_agrees_with_loops(how: Refinement, n_base: int) -> None:
+def test_refinement_agrees_with_loops(config: Refinement, n_base: int) -> None:
     case = refinement_case(n_base)
-    found = refined(case, how)
+    found = refined(case, config)
     start = prototypes(case["support"], case["labels"], 3)
     for e in range(3):
         expected = plain_refinement(
@@ -194,7 +197,7 @@ def test_refinement_agrees_with_loops(how: Refinement, n_base: int) -> None:
             case["unlabelled"][e],
             case["base"],
             10.0,
-            how,
+            config,
         )
         torch.testing.assert_close(found[e], expected)
 
@@ -212,8 +215,8 @@ def test_gradients_flow_through_the_pseudo_labels() -> None:
     assert torch.autograd.gradcheck(through, (support, unlabelled, base))
 
 
-def labelled(novel: Tensor, base: Tensor, how: Refinement) -> Tensor:
-    return pseudo_labels(novel, base_evidence(base, how), how)
+def labelled(novel: Tensor, base: Tensor, config: Refinement) -> Tensor:
+    return pseudo_labels(novel, base_evidence(base, config), config)
 
 
 def test_pseudo_labels_are_a_slice_of_the_whole_softmax() -> None:
@@ -222,7 +225,7 @@ def test_pseudo_labels_are_a_slice_of_the_whole_softmax() -> None:
     torch.testing.assert_close(labelled(novel, base, Refinement()), whole[..., 5:])
 
 
-def test_an_empty_pile_changes_nothing() -> None:
+def test_an_empty_unlabelled_set_changes_nothing() -> None:
     case = refinement_case()
     case["unlabelled"] = case["unlabelled"][:, :0]
     start = prototypes(case["support"], case["labels"], 3)

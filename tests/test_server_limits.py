@@ -19,8 +19,8 @@ import pytest
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fewgraft.app.embedding import Embedder
-from fewgraft.app.saving import open_classifier
+from fewgraft.app.features.embedding import Embedder
+from fewgraft.app.learning.saving import open_classifier
 from fewgraft.app.server import connections, log
 from fewgraft.app.server.api import create_app
 from fewgraft.app.server.refusals import Budget, Limits, RequestError

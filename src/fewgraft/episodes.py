@@ -195,11 +195,11 @@ class Pools:
         )
 
     @classmethod
-    def turned(cls, store: ImageStore) -> Self:
-        """Training pools whose novel classes are the base classes, turned.
+    def rotated(cls, store: ImageStore) -> Self:
+        """Training pools whose novel classes are the base classes, rotated.
 
-        Each base class, turned by one, two or three quarters, is a class that W_b has no row for.
-        Picture i turned by q quarters has the index q·n + i, n pictures being in the store.
+        Each base class, rotated by one, two or three quarters, is a class that W_b has no row for.
+        Picture i rotated by q quarters has the index q·n + i, n pictures being in the store.
         """
         whole = cls.of(store, "train")
         upright = store.by_class(Part.BASE_TRAIN)

@@ -1,7 +1,7 @@
 """What a report tells, as plain data that `report_page` shows.
 
 The tables come from the rows of a folder. Where queries go, which classes are found, and which
-pictures of the pile made a prototype is computed again from the records of the rows, on the same
+unlabelled pictures made a prototype is computed again from the records of the rows, on the same
 episodes. Answers are known here: a report is read after the fact.
 """
 
@@ -30,7 +30,7 @@ from fewgraft.prototypes import base_evidence, direction_logits, pseudo_labels
 RATIO, TSNE = "ratio.png", "tsne.png"  # in the folder of the results
 FIGURES = {RATIO: "How much depends on the pile", TSNE: "One episode in feature space"}
 LOOKED_AT = ("+pr", "proposed-without-adaptation")  # the rival, and the method in question
-PILE_SHOWN, MISTAKES_SHOWN = 12, 6  # pictures of the pile for each prototype
+UNLABELLED_SHOWN, MISTAKES_SHOWN = 12, 6  # unlabelled pictures for each prototype
 LEAST_MISTAKE = 0.05  # lighter ones move nothing
 # The task itself first, then whatever is nearest to it.
 SETTINGS = ("s2i", "s2i-transductive", "incremental", "semi-fsl", "transductive-fsl", "fsl")
@@ -84,7 +84,7 @@ def headline(rows: Mapping[tables.RowKey, Row], results: Results) -> Headline:
     shots = min(row.shots for row in rows.values() if row.setting == setting)
     here = [row for row in rows.values() if (row.setting, row.shots) == (setting, shots)]
     best = max(here, key=lambda row: row.interval("acc").mean)
-    # The method's own variants, the rival, and what is possible without a pile.
+    # The method's own variants, the rival, and what is possible without U.
     wanted = [(name, setting) for name in ("proposed", *reversed(LOOKED_AT))] + [tables.BASELINE]
     there = [rows[name, s, shots] for name, s in wanted if (name, s, shots) in rows]
     scores = results.scores(best).acc
@@ -129,8 +129,8 @@ def answered(row: Row, bench: Bench) -> Answered:
 
 
 @dataclass(frozen=True)
-class PilePicture:
-    """A picture of the pile, and what it did to a prototype."""
+class UnlabelledPicture:
+    """An unlabelled picture, and what it did to a prototype."""
 
     picture: int
     weight: float
@@ -144,15 +144,17 @@ class MadeOf:
 
     name: str
     support: tuple[int, ...]  # pictures, each of weight 1
-    pile: tuple[PilePicture, ...]  # the weightiest ones
-    mistakes: tuple[PilePicture, ...]  # the weightiest of other classes that are not in `pile`
-    weight: float  # of the whole pile
+    unlabelled: tuple[UnlabelledPicture, ...]  # the weightiest ones
+    mistakes: tuple[
+        UnlabelledPicture, ...
+    ]  # the weightiest of other classes that are not in `unlabelled`
+    weight: float  # of all of U
     right_weight: float  # of its pictures that are of this class
     there: int  # how many these are
 
 
-def pile_weights(method: PrototypeRefinement, task: Task) -> Tensor:
-    """[E, U, N] how much each picture of the pile counts in the last step of the refinement."""
+def unlabelled_weights(method: PrototypeRefinement, task: Task) -> Tensor:
+    """[E, U, N] how much each unlabelled picture counts in the last step of the refinement."""
     if not method.steps:
         return task.unlabelled.new_zeros(*task.unlabelled.shape[:2], task.ways)
     before = method.changed(steps=method.steps - 1).fit(task).novel
@@ -172,25 +174,25 @@ def made_of(row: Row, number: int, bench: Bench) -> Iterator[MadeOf]:
     if not number < len(episodes):
         raise FewgraftError(f"there is no episode {number} among the {len(episodes)} of the rows")
     rows = slice(number, number + 1)
-    weights = pile_weights(method, features.task(episodes, rows, pictures=False))[0]  # [U, N]
+    weights = unlabelled_weights(method, features.task(episodes, rows, pictures=False))[0]  # [U, N]
     labels = answers.unlabelled_labels[number]
     truth = features.store.labels[episodes.unlabelled[number].numpy()]
     for way, label in enumerate(episodes.classes[number].tolist()):
         mine = weights[:, way]
         right = labels == episodes.n_base + way
         order = [
-            PilePicture(int(picture), weight, features.store.classes[name], bool(is_right))
+            UnlabelledPicture(int(picture), weight, features.store.classes[name], bool(is_right))
             for weight, picture, name, is_right in sorted(
                 zip(mine.tolist(), episodes.unlabelled[number], truth, right, strict=True),
                 key=lambda one: -one[0],
             )
         ]
         support = episodes.support_labels[number] == episodes.n_base + way
-        heavy = [one for one in order[PILE_SHOWN:] if one.weight >= LEAST_MISTAKE]
+        heavy = [one for one in order[UNLABELLED_SHOWN:] if one.weight >= LEAST_MISTAKE]
         yield MadeOf(
             name=features.store.classes[label],
             support=tuple(episodes.support[number][support].tolist()),
-            pile=tuple(order[:PILE_SHOWN]),
+            unlabelled=tuple(order[:UNLABELLED_SHOWN]),
             mistakes=tuple([one for one in heavy if not one.right][:MISTAKES_SHOWN]),
             weight=mine.sum().item(),
             right_weight=mine[right].sum().item(),

@@ -105,7 +105,7 @@ def jobs(
 def makes_sense(spec: MethodSpec, setting: str) -> bool:
     """Whether a method belongs into the tables of a setting.
 
-    Without a pile there is nothing for a method that uses one; with a pile, one that does not use
+    Without U there is nothing for a method that uses one; with U, one that does not use
     it answers as it does without.
     """
     kind = SETTINGS[setting]

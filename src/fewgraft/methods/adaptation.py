@@ -2,7 +2,7 @@
 
 The S²I-FSL paper (BMVC 2021), Sec. 4.3. From the meta-trained {θ̄, W̄_b}, for every episode anew,
 descend on w_cls·L_cls + w_ctr·L_ctr + w_dst·L_dst: cross-entropy of the support over all classes,
-contrast between two views of the pile, and distillation of the pile's predictions from the model
+contrast between two views of U, and distillation of U's predictions from the model
 as it was. Then compute the prototypes again, refine, and answer.
 
 The paper distils base-class predictions only (`columns = "base"`), which holds no border between
@@ -66,21 +66,22 @@ class Adaptation(Method):
 
     def _episode(self, task: Task, e: int) -> AdaptedWeights:
         pictures = pictures_of(task)
-        network, pile = pictures.network, pictures.unlabelled[e]
+        network, unlabelled_pictures = pictures.network, pictures.unlabelled[e]
         support, unlabelled = task.support[e], task.unlabelled[e]  # as training left the network
         if self.teacher_views:
             support, unlabelled = (
                 mean_view(network, part, own, self.teacher_views)
-                for part, own in ((pictures.support[e], support), (pile, unlabelled))
+                for part, own in ((pictures.support[e], support), (unlabelled_pictures, unlabelled))
             )
         novel = self._refined(task, e, support, unlabelled, task.weights)
         adapted = self._start(task, novel)
-        if len(pile):
+        if len(unlabelled_pictures):
             self._descend(task, e, adapted, self._teacher(task, adapted, unlabelled))
         final = adapted.interpolate(self._start(task, novel), self.start_share)
         with torch.no_grad():
             support, unlabelled = (
-                network.features(part, final.parameters) for part in (pictures.support[e], pile)
+                network.features(part, final.parameters)
+                for part in (pictures.support[e], unlabelled_pictures)
             )
         answering = self._refined(task, e, support, unlabelled, final.base)
         return dataclasses.replace(final, novel=answering)
@@ -91,7 +92,7 @@ class Adaptation(Method):
 
     @torch.no_grad()
     def _teacher(self, task: Task, start: AdaptedWeights, unlabelled: Tensor) -> Tensor:
-        """What the pile's features [U, d] were taken for before: logits [U, N_b+N]."""
+        """What U's features [U, d] were taken for before: logits [U, N_b+N]."""
         logits = start.logits(unlabelled, task.gamma)
         logits[:, len(task.weights) :] += self.teacher_bias
         return logits
@@ -116,7 +117,7 @@ class Adaptation(Method):
         places: Tensor,
         step: int,
     ) -> Tensor:
-        """w_cls·L_cls + w_ctr·L_ctr + w_dst·L_dst on one batch of the pile."""
+        """w_cls·L_cls + w_ctr·L_ctr + w_dst·L_dst on one batch of U."""
         pictures = pictures_of(task)
         network, n_base = pictures.network, len(task.weights)
         chosen = pictures.unlabelled[e][places]
@@ -150,8 +151,8 @@ class Adaptation(Method):
                 base = task.base_unlabelled[e : e + 1]
             else:
                 base = direction_logits(unlabelled[None], weights, task.gamma)
-            how = Refinement(self.refinement_steps, self.alpha, self.temperature)
-            novel = refine(novel, support[None], labels, unlabelled[None], base, task.gamma, how)
+            config = Refinement(self.refinement_steps, self.alpha, self.temperature)
+            novel = refine(novel, support[None], labels, unlabelled[None], base, task.gamma, config)
         return novel[0]
 
 

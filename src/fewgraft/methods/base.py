@@ -1,7 +1,7 @@
 """What every method is given, and what it gives back.
 
 A method is a frozen dataclass of its hyper-parameters and keeps no state: `fit(task)` looks at the
-support, its labels and the pile, and returns a `Solution`, which answers queries. Everything has a
+support, its labels and U, and returns a `Solution`, which answers queries. Everything has a
 leading episode dimension, so that many episodes are a few large matrix products. E episodes, S
 support, U unlabelled and Q query pictures, N novel and N_b base classes, d features.
 """

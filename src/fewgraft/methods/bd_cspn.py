@@ -1,17 +1,17 @@
-"""BD-CSPN: prototypes rectified with the pile, each picture wholly for the class it resembles most.
+"""BD-CSPN: prototypes rectified with U, each picture wholly for the class it resembles most.
 
 Liu, Song, Qin, "Prototype rectification for few-shot learning", ECCV 2020. A mean over few pictures
-is off in two ways, and a pile of the same classes corrects both. The pile as a whole lies elsewhere
-than the support, so it is moved by the difference of their means; then every pile picture takes its
-nearest class as its label, and a class becomes the mean of its pictures, labelled and
-pseudo-labelled, where those near the first prototype count more. On directions x:
+is off in two ways, and unlabelled pictures of the same classes correct both. U as a whole lies
+elsewhere than the support, so it is moved by the difference of their means; then every unlabelled
+picture takes its nearest class as its label, and a class becomes the mean of its pictures, labelled
+and pseudo-labelled, where those near the first prototype count more. On directions x:
 
     ξ = mean(S) − mean(U),   x ← x + ξ for x in U
     w_i,n = exp(ε cos(x_i, p_n)) / Σ_j exp(ε cos(x_j, p_n))   over the pictures of class n
     p_n ← Σ_i w_i,n x_i
 
-The details are easyfsl's, so that both give the same answers (benchmarks/peers.py): all pile
-pictures take part, where the paper takes the surest of each class; ε is 1; and queries are answered
+The details are easyfsl's, so that both give the same answers (benchmarks/peers.py): all of U takes
+part, where the paper takes the surest pictures of each class; ε is 1; and queries are answered
 where they are, not moved by ξ. There is no place for base classes in it.
 """
 
@@ -32,7 +32,7 @@ class BiasDiminishing(Method):
     search: ClassVar[Search] = {"sharpness": (0.0, 1.0, 3.0, 10.0), "shift": (True, False)}
 
     sharpness: float = 1.0  # ε
-    shift: bool = True  # move the pile by ξ
+    shift: bool = True  # move U by ξ
 
     def fit(self, task: Task) -> NovelWeights:
         """An empty unlabelled set leaves the prototypes as they are."""

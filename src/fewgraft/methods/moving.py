@@ -100,7 +100,7 @@ def descend(
 
 
 def batches(total: int, size: int, number: int) -> Callable[[int], Tensor]:
-    """step → places [size] in a pile of `total`: every epoch is a permutation of its own."""
+    """step → places [size] in a set of `total`: every epoch is a permutation of its own."""
     size = min(size, total)
     each = total // size if size else 1
 

@@ -1,7 +1,7 @@
 """Imprinting: the mean direction of a class's few pictures becomes its weight (Eq. 2).
 
 Qi et al., "Low-shot learning with imprinted weights", CVPR 2018. It needs no training for novel
-classes at all, and no pile. The same answer on features of Algorithm 1 is the paper's
+classes at all, and no U. The same answer on features of Algorithm 1 is the paper's
 Meta-Inc-Baseline.
 """
 
@@ -18,7 +18,7 @@ class NearestPrototype(Method):
     bias: float = 0.0  # on the novel logits
 
     def fit(self, task: Task) -> NovelWeights:
-        """Prototypes; the pile is not looked at."""
+        """Prototypes; U is not looked at."""
         novel = prototypes(task.support, task.labels, task.ways)
         return NovelWeights(novel, task.gamma, self.bias)
 

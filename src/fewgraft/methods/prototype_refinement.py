@@ -1,4 +1,4 @@
-"""Prototype refinement (Eqs. 3–4): the pile's pictures join the class means, softly.
+"""Prototype refinement (Eqs. 3–4): the unlabelled pictures join the class means, softly.
 
 Lichtenstein et al., "TAFSSL: Task-adaptive feature sub-space learning for few-shot
 classification", ECCV 2020, in the form of the S²I-FSL paper: a picture counts for a novel class by
@@ -32,7 +32,7 @@ class PrototypeRefinement(Method):
     steps: int = 5
     alpha: float = 1.0
     temperature: float = 1.0  # of the pseudo-labels
-    pile_bias: float = 0.0  # on the novel logits of the pile
+    pile_bias: float = 0.0  # on the novel logits of U
     bias: float = 0.0  # on the novel logits of the answer
 
     @property
@@ -41,7 +41,7 @@ class PrototypeRefinement(Method):
         return Refinement(self.steps, self.alpha, self.temperature, self.pile_bias)
 
     def fit(self, task: Task) -> NovelWeights:
-        """Eq. 2, then Eqs. 3–4; an empty pile leaves the prototypes."""
+        """Eq. 2, then Eqs. 3–4; an empty U leaves the prototypes."""
         novel = prototypes(task.support, task.labels, task.ways)
         if task.unlabelled.shape[1]:
             novel = refine(

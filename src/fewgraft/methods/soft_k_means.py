@@ -1,10 +1,10 @@
 """Soft k-means, plain and masked: the classic reference of semi-supervised few-shot learning.
 
-Ren et al., "Meta-learning for semi-supervised few-shot classification", ICLR 2018. Every pile
-picture joins each prototype by its softmax over squared distances. The masked form lets pictures
-count less that are far from a prototype, so that distractors (classes that the episode does not
-have) do little harm; there the paper learns threshold and slope of the mask with a small network
-during meta-training, here they are two hyper-parameters.
+Ren et al., "Meta-learning for semi-supervised few-shot classification", ICLR 2018. Every
+unlabelled picture joins each prototype by its softmax over squared distances. The masked form lets
+pictures count less that are far from a prototype, so that distractors (classes that the episode
+does not have) do little harm; there the paper learns threshold and slope of the mask with a small
+network during meta-training, here they are two hyper-parameters.
 """
 
 from dataclasses import dataclass

@@ -32,7 +32,7 @@ from fewgraft.prototypes import (
     refine,
     without_columns,
 )
-from fewgraft.training.phase import Phase, Share
+from fewgraft.training.phase import Phase, Shard
 from fewgraft.training.recipe import Metatraining, Recipe
 from fewgraft.training.validation import Validator
 
@@ -52,34 +52,34 @@ class Metatrain(Phase):
     ) -> None:
         self.model = model
         self.name = f"algorithm-{algorithm}"
-        self._how = recipe.metatraining
+        self._config = recipe.metatraining
         self._seed = recipe.seed
         self._body = self.algorithm_2 if algorithm == 2 else self.algorithm_1
-        turned = self._how.novel == "turned"
-        self._pools = Pools.turned(store) if turned else Pools.of(store, "train")
-        self._settings = [_settings(recipe, shots, algorithm) for shots in self._how.shots]
-        self._embedder = _Embedder(model, store, self._how, kept)
+        rotated = self._config.novel == "rotated"
+        self._pools = Pools.rotated(store) if rotated else Pools.of(store, "train")
+        self._settings = [_settings(recipe, shots, algorithm) for shots in self._config.shots]
+        self._embedder = _Embedder(model, store, self._config, kept)
         self._validator = Validator(store, recipe, "s2i" if algorithm == 2 else "incremental")
         self._method: Method = (
             PrototypeRefinement(steps=recipe.validation.refinement_steps)
             if algorithm == 2
             else NearestPrototype()
         )
-        self.steps = self._how.steps
-        self.validate_every = self._how.validate_every
-        self.optimisation = self._how.optimisation
+        self.steps = self._config.steps
+        self.validate_every = self._config.validate_every
+        self.optimisation = self._config.optimisation
 
-    def loss(self, step: int, share: Share) -> tuple[Tensor, float]:
+    def loss(self, step: int, shard: Shard) -> tuple[Tensor, float]:
         """The loop body of the algorithm, but for the update (line 8), which is the loop's."""
-        logits, labels = self._body(step, share)
+        logits, labels = self._body(step, shard)
         accuracy = (logits.detach().argmax(-1) == labels).float().mean().item()
         return cross_entropy(logits.flatten(0, 1), labels.flatten()), accuracy  # line 7: L_cls
 
-    def algorithm_1(self, step: int, share: Share) -> tuple[Tensor, Tensor]:
+    def algorithm_1(self, step: int, shard: Shard) -> tuple[Tensor, Tensor]:
         """Lines 2–6 of Algorithm 1: predictions [E, Q, N_b+N] and labels [E, Q] of the queries."""
         # Lines 2–4: S and Q_n from novel/train, Q_b from base/train, Q = Q_b ∪ Q_n
-        episodes, query_labels = self._sample(step, share)
-        support, query, _ = self._features(episodes, step, share)
+        episodes, query_labels = self._sample(step, shard)
+        support, query, _ = self._features(episodes, step, shard)
         # Line 5: W = [W_b, W_n] with Eq. 2
         novel = prototypes(support, self._support_labels(episodes), episodes.settings.ways)
         # Line 6: Ŷ_q with Eq. 1, before the softmax
@@ -87,27 +87,27 @@ class Metatrain(Phase):
         logits = join_logits(self._base_logits(query, episodes), novel_logits)
         return logits, query_labels.to(logits.device)
 
-    def algorithm_2(self, step: int, share: Share) -> tuple[Tensor, Tensor]:
+    def algorithm_2(self, step: int, shard: Shard) -> tuple[Tensor, Tensor]:
         """Lines 2–6 of Algorithm 2: predictions [E, Q, N_b+N] and labels [E, Q] of the queries."""
         # Lines 2–4: S, Q_n and U_n from novel/train, Q_b and U_b from base/train, Q and U of both
-        episodes, query_labels = self._sample(step, share)
-        support, query, unlabelled = self._features(episodes, step, share)
+        episodes, query_labels = self._sample(step, shard)
+        support, query, unlabelled = self._features(episodes, step, shard)
         # Line 5: W_n refined with Eqs. 3–4 on U, whose labels are not looked at; W = [W_b, W_n]
         labels, gamma = self._support_labels(episodes), self.model.gamma
         novel = prototypes(support, labels, episodes.settings.ways)
         base_unlabelled = self._base_logits(unlabelled, episodes)
         novel = refine(
-            novel, support, labels, unlabelled, base_unlabelled, gamma, self._how.refinement
+            novel, support, labels, unlabelled, base_unlabelled, gamma, self._config.refinement
         )
         # Line 6: Ŷ_q with Eq. 1, before the softmax
         novel_logits = direction_logits(query, novel, gamma)
         logits = join_logits(self._base_logits(query, episodes), novel_logits)
         return logits, query_labels.to(logits.device)
 
-    def _features(self, episodes: Episodes, step: int, share: Share) -> tuple[Tensor, ...]:
+    def _features(self, episodes: Episodes, step: int, shard: Shard) -> tuple[Tensor, ...]:
         """Directions [E, ·, d] of S, Q and U."""
         parts = [episodes.support, episodes.query, episodes.unlabelled]
-        features = self._embedder(torch.cat(parts, dim=1), self._seed, step, share)
+        features = self._embedder(torch.cat(parts, dim=1), self._seed, step, shard)
         return torch.split(directions(features), [part.shape[1] for part in parts], 1)
 
     def _support_labels(self, episodes: Episodes) -> Tensor:
@@ -121,19 +121,19 @@ class Metatrain(Phase):
             return logits
         return without_columns(logits, episodes.classes.to(logits.device))
 
-    def _sample(self, step: int, share: Share) -> tuple[Episodes, Tensor]:
-        """This share of the step's episodes, and the labels [E, Q] of their queries.
+    def _sample(self, step: int, shard: Shard) -> tuple[Episodes, Tensor]:
+        """This shard of the step's episodes, and the labels [E, Q] of their queries.
 
         All processes together do all episodes of the step.
         """
         settings = self._settings[step % len(self._settings)]
-        numbers = range(self._how.episodes)[share.number :: share.of]
+        numbers = range(self._config.episodes)[shard.number :: shard.of]
         if not numbers:
             raise FewgraftError(
-                f"{share.of} processes cannot share {self._how.episodes} episodes a step",
+                f"{shard.of} processes cannot share {self._config.episodes} episodes a step",
                 "Raise metatraining.episodes or use fewer processes.",
             )
-        first = step * self._how.episodes
+        first = step * self._config.episodes
         drawn = [sample_episodes(self._pools, settings, 1, first + n) for n in numbers]
         query_labels = torch.cat([labels.query_labels for _, labels in drawn])
         return _join([episodes for episodes, _ in drawn]), query_labels
@@ -155,15 +155,15 @@ class Metatrain(Phase):
 
 
 def _settings(recipe: Recipe, shots: int, algorithm: Algorithm) -> EpisodeSettings:
-    how = recipe.metatraining
+    config = recipe.metatraining
     return EpisodeSettings.paper(
         "s2i" if algorithm == 2 else "incremental",
         shots,
         split="train",
-        ways=how.ways,
-        queries=how.queries,
-        base_queries=how.base_queries,
-        unlabelled=how.unlabelled if algorithm == 2 else 0,
+        ways=config.ways,
+        queries=config.queries,
+        base_queries=config.base_queries,
+        unlabelled=config.unlabelled if algorithm == 2 else 0,
         seed=recipe.seed,
     )
 
@@ -184,20 +184,20 @@ class _Embedder:
         self,
         model: CosineModel,
         store: ImageStore,
-        how: Metatraining,
+        config: Metatraining,
         kept: KeptActivations | None,
     ) -> None:
         self._model = model
         self._store = store
-        self._how = how
-        self._network = Network(model, store.pictures, how.moves, kept)
+        self._config = config
+        self._network = Network(model, store.pictures, config.moves, kept)
         self.trunk = self._network.trunk
 
-    def __call__(self, pictures: Tensor, seed: int, step: int, share: Share) -> Tensor:
+    def __call__(self, pictures: Tensor, seed: int, step: int, shard: Shard) -> Tensor:
         """Features [E, n, d] of augmented pictures [E, n]; each episode has its own randomness."""
         below = []
         for row, indices in enumerate(pictures):
-            number = step * self._how.episodes + row * share.of + share.number
+            number = step * self._config.episodes + row * shard.of + shard.number
             key = int(KeyStream(seed, number).keys(1)[0] >> 1)
             below.append(self._below(indices, torch.Generator().manual_seed(key)))
         return self._network.head_features(torch.cat(below)).view(*pictures.shape, -1)
@@ -205,23 +205,23 @@ class _Embedder:
     def _below(self, indices: Tensor, rng: torch.Generator) -> Tensor:
         """What enters the moving part."""
         quarters, indices = indices // len(self._store), indices % len(self._store)
-        if self._how.moves == "all":
+        if self._config.moves == "all":
             pixels = torch.from_numpy(self._store.pictures[indices.numpy()])
-            pixels = augment(pixels, self._how.augmentation, rng)
-            for turns in (1, 2, 3):
-                chosen = quarters == turns
-                pixels[chosen] = torch.rot90(pixels[chosen], turns, (1, 2))
+            pixels = augment(pixels, self._config.augmentation, rng)
+            for turn in (1, 2, 3):
+                chosen = quarters == turn
+                pixels[chosen] = torch.rot90(pixels[chosen], turn, (1, 2))
             return self._model.prepare(pixels)
         mirrored = torch.rand(len(indices), generator=rng) < 0.5
-        return self._kept(indices, quarters, mirrored & self._how.augmentation.mirror)
+        return self._kept(indices, quarters, mirrored & self._config.augmentation.mirror)
 
     def _kept(self, indices: Tensor, quarters: Tensor, mirrored: Tensor) -> Tensor:
-        """Kept activations of pictures [n], each turned by its quarters and mirrored or not."""
+        """Kept activations of pictures [n], each rotated by its quarters and mirrored or not."""
         groups = []
-        for turns, mirror in itertools.product(range(4), (False, True)):
-            places = torch.nonzero((quarters == turns) & (mirrored == mirror)).flatten()
+        for turn, mirror in itertools.product(range(4), (False, True)):
+            places = torch.nonzero((quarters == turn) & (mirrored == mirror)).flatten()
             if len(places):
-                view = View(mirrored=mirror, quarters=turns)
+                view = View(mirrored=mirror, quarters=turn)
                 groups.append((places, self._network.trunk_activations(indices[places], view)))
         order = torch.cat([places for places, _ in groups]).argsort()
         return torch.cat([below for _, below in groups])[order]
@@ -231,7 +231,7 @@ class _Embedder:
         return torch.cat([self._fixed(some) for some in torch.split(indices, batch)])
 
     def _fixed(self, indices: Tensor) -> Tensor:
-        if self._how.moves == "last-block":
+        if self._config.moves == "last-block":
             return self._network.features(indices)
         pixels = torch.from_numpy(self._store.pictures[indices.numpy()])
         return self._model.embed(self._model.prepare(pixels))

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from pydantic import BaseModel
 
-from fewgraft.app.embedding import Embedder
-from fewgraft.app.predicting import UNKNOWN
+from fewgraft.app.features.embedding import Embedder
+from fewgraft.app.learning.predicting import UNKNOWN
 
 SHOWN = 5  # classes
 

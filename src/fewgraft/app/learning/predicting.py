@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
-from fewgraft.app.embedding import Embeds, Photo
-from fewgraft.app.labelled import photo_name
-from fewgraft.app.lesson import PART
-from fewgraft.app.saving import table
+from fewgraft.app.features.embedding import Embeds, Photo
+from fewgraft.app.features.labelled import photo_name
+from fewgraft.app.learning.lesson import PART
+from fewgraft.app.learning.saving import table
 from fewgraft.files import write_atomically
 
 UNKNOWN = "unknown"

@@ -1,6 +1,6 @@
 """Features that were computed once are kept, by the content of the picture.
 
-A picture's key is made of its bytes, so that a file may be renamed or lie in the pile twice. The
+A picture's key is made of its bytes, so that a file may be renamed or come twice. The
 folder's name is made of all that turns bytes into features: whatever changes has another folder.
 Features are added in segments of two files, complete or absent; several processes may add at once.
 """
