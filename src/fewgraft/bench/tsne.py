@@ -1,4 +1,4 @@
-"""Where pictures and prototypes of one episode lie in feature space (the paper's Fig. 4).
+"""Where pictures and prototypes of one episode lie in feature space (the paper's Fig. 3).
 
 The episode's novel classes and as many base classes, up to 30 test pictures of each, under two
 methods side by side. Pictures, base weights and prototypes are directions of one space, embedded

@@ -2,8 +2,8 @@
 
 The S²I-FSL paper (BMVC 2021), Sec. 4.3. From the meta-trained {θ̄, W̄_b}, for every episode anew,
 descend on w_cls·L_cls + w_ctr·L_ctr + w_dst·L_dst: cross-entropy of the support over all classes,
-contrast between two views of U, and distillation of U's predictions from the model
-as it was. Then compute the prototypes again, refine, and answer.
+contrast between two views of U (Eq. 5), and distillation of U's predictions from the model as it
+was (Eqs. 6–7). Then compute the prototypes again, refine, and answer.
 
 The paper distils base-class predictions only (`columns = "base"`), which holds no border between
 base and novel classes; `columns = "all"` distils the refined joint classifier instead, which may
@@ -130,13 +130,14 @@ class Adaptation(Method):
         features = network.head_features(torch.cat(seen), adapted.parameters)
         few, first, second = torch.split(features, [len(part) for part in seen])
         answers = adapted.logits(few, task.gamma)
-        loss = self.w_cls * cross_entropy(answers, task.labels[e] + n_base)
-        loss = loss + self.w_ctr * nt_xent(first, second, self.tau_ctr)
+        loss = self.w_cls * cross_entropy(answers, task.labels[e] + n_base)  # L_cls
+        loss = loss + self.w_ctr * nt_xent(first, second, self.tau_ctr)  # L_ctr, Eq. 5
         width = n_base + (task.ways if self.columns == "all" else 0)
         if width:
             students = adapted.logits(torch.cat([first, second]), task.gamma)[:, :width]
             teachers = teacher[places, :width].repeat(2, 1)
-            loss = loss + self.w_dst * distillation(students, teachers, self.tau_dst)
+            distilled = distillation(students, teachers, self.tau_dst)  # L_dst, Eq. 6
+            loss = loss + self.w_dst * distilled
         return loss
 
     @torch.no_grad()

@@ -70,13 +70,11 @@ class Metatrain(Phase):
         self.optimisation = self._config.optimisation
 
     def loss(self, step: int, shard: Shard) -> tuple[Tensor, float]:
-        """The loop body of the algorithm, but for the update (line 8), which is the loop's."""
-        logits, labels = self._body(step, shard)
-        accuracy = (logits.detach().argmax(-1) == labels).float().mean().item()
-        return cross_entropy(logits.flatten(0, 1), labels.flatten()), accuracy  # line 7: L_cls
+        """The body of the algorithm's loop; the loop and its update are `training.loop`'s."""
+        return self._body(step, shard)
 
-    def algorithm_1(self, step: int, shard: Shard) -> tuple[Tensor, Tensor]:
-        """Lines 2–6 of Algorithm 1: predictions [E, Q, N_b+N] and labels [E, Q] of the queries."""
+    def algorithm_1(self, step: int, shard: Shard) -> tuple[Tensor, float]:
+        """Lines 2–7 of Algorithm 1, Meta-Inc-Baseline; line 8 is the update."""
         # Lines 2–4: S and Q_n from novel/train, Q_b from base/train, Q = Q_b ∪ Q_n
         episodes, query_labels = self._sample(step, shard)
         support, query, _ = self._features(episodes, step, shard)
@@ -85,10 +83,11 @@ class Metatrain(Phase):
         # Line 6: Ŷ_q with Eq. 1, before the softmax
         novel_logits = direction_logits(query, novel, self.model.gamma)
         logits = join_logits(self._base_logits(query, episodes), novel_logits)
-        return logits, query_labels.to(logits.device)
+        # Line 7: L_cls(Ŷ_q, Y_q)
+        return _classification_loss(logits, query_labels.to(logits.device))
 
-    def algorithm_2(self, step: int, shard: Shard) -> tuple[Tensor, Tensor]:
-        """Lines 2–6 of Algorithm 2: predictions [E, Q, N_b+N] and labels [E, Q] of the queries."""
+    def algorithm_2(self, step: int, shard: Shard) -> tuple[Tensor, float]:
+        """Lines 2–7 of Algorithm 2, with fake unlabelled data; line 8 is the update."""
         # Lines 2–4: S, Q_n and U_n from novel/train, Q_b and U_b from base/train, Q and U of both
         episodes, query_labels = self._sample(step, shard)
         support, query, unlabelled = self._features(episodes, step, shard)
@@ -102,7 +101,8 @@ class Metatrain(Phase):
         # Line 6: Ŷ_q with Eq. 1, before the softmax
         novel_logits = direction_logits(query, novel, gamma)
         logits = join_logits(self._base_logits(query, episodes), novel_logits)
-        return logits, query_labels.to(logits.device)
+        # Line 7: L_cls(Ŷ_q, Y_q)
+        return _classification_loss(logits, query_labels.to(logits.device))
 
     def _features(self, episodes: Episodes, step: int, shard: Shard) -> tuple[Tensor, ...]:
         """Directions [E, ·, d] of S, Q and U."""
@@ -152,6 +152,12 @@ class Metatrain(Phase):
     def set_mode(self) -> None:
         """Normalisation statistics stay those of pre-training: episodes are no fair sample."""
         self.model.eval()
+
+
+def _classification_loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, float]:
+    """Cross-entropy of logits [E, Q, N_b+N] against labels [E, Q], and the accuracy."""
+    accuracy = (logits.detach().argmax(-1) == labels).float().mean().item()
+    return cross_entropy(logits.flatten(0, 1), labels.flatten()), accuracy
 
 
 def _settings(recipe: Recipe, shots: int, algorithm: Algorithm) -> EpisodeSettings:
