@@ -24,8 +24,6 @@ from torch.nn.functional import cross_entropy, normalize
 from usual import with_usual_convolutions
 
 from fewgraft.augment import Augmentation, augment
-from fewgraft.bench.gallery import Gallery
-from fewgraft.bench.models import models_folder, stage_model
 from fewgraft.bench.runner import Bench, Job
 from fewgraft.data.store import ImageStore
 from fewgraft.episodes import Episodes, EpisodeSettings
@@ -37,7 +35,9 @@ from fewgraft.metrics import join_scores, paired, score
 from fewgraft.model import CosineModel
 from fewgraft.progress import track
 from fewgraft.prototypes import Refinement, cosine_logits, prototypes, refine
+from fewgraft.split_features import SplitFeatures
 from fewgraft.training.recipe import load_recipe
+from fewgraft.zoo import models_folder, stage_model
 
 
 def opened(store: ImageStore, model: CosineModel, pictures: Tensor) -> Tensor:
@@ -58,59 +58,64 @@ def opened_view(
 
 
 def plain_episode(
-    folder: Path, gallery: Gallery, episodes: Episodes, e: int, how: Adaptation
+    folder: Path, split: SplitFeatures, episodes: Episodes, e: int, config: Adaptation
 ) -> Tensor:
     """Logits [1, Q, N_b+N] of one episode, adapted the usual way."""
-    store = gallery.store
+    store = split.store
     model = stage_model(folder, "algorithm-2").eval()
     with_usual_convolutions(model)
     gamma = model.gamma.item()
-    support, pile, query = episodes.support[e], episodes.unlabelled[e], episodes.query[e]
+    support, unlabelled, query = episodes.support[e], episodes.unlabelled[e], episodes.query[e]
     labels = episodes.support_labels[e] - episodes.n_base
-    refinement = Refinement(how.refinement_steps, how.alpha, how.temperature)
-    weak, rng = gallery.network.weak, Generator().manual_seed(e)
+    refinement = Refinement(config.refinement_steps, config.alpha, config.temperature)
+    weak, rng = split.network.weak, Generator().manual_seed(e)
 
     def seen(pictures: Tensor, views: int) -> Tensor:
         parts = [model.embed(opened(store, model, pictures))]
         parts += [model.embed(opened_view(store, model, pictures, weak, rng)) for _ in range(views)]
-        return torch.stack([normalize(part, dim=-1) for part in parts]).mean(0)
+        return normalize(torch.stack([normalize(part, dim=-1) for part in parts]).mean(0), dim=-1)
 
     def base_logits(pictures: Tensor) -> Tensor:
         return cosine_logits(model.embed(opened(store, model, pictures)), model.weight, gamma)
 
     def solution(views: int) -> tuple[Tensor, Tensor]:
-        s, u = (seen(part, views)[None] for part in (support, pile))
+        s, u = (seen(part, views)[None] for part in (support, unlabelled))
         novel = prototypes(s, labels[None], episodes.settings.ways)
-        base = cosine_logits(u, model.weight, gamma) if kept_pile is None else kept_pile[None]
+        base = (
+            cosine_logits(u, model.weight, gamma)
+            if kept_unlabelled is None
+            else kept_unlabelled[None]
+        )
         return refine(novel, s, labels[None], u, base, gamma, refinement)[0], u[0]
 
-    kept_pile, kept_query = None, None
+    kept_unlabelled, kept_query = None, None
     with torch.no_grad():
-        if how.base == "kept":
-            kept_pile, kept_query = base_logits(pile), base_logits(query)
-        first, features = solution(how.teacher_views)
+        if config.base == "kept":
+            kept_unlabelled, kept_query = base_logits(unlabelled), base_logits(query)
+        first, features = solution(config.teacher_views)
         teacher = cosine_logits(features, torch.cat([model.weight, first]), gamma)
-        teacher[:, episodes.n_base :] += how.teacher_bias
+        teacher[:, episodes.n_base :] += config.teacher_bias
     novel = first.clone().requires_grad_()
     moving = [*model.backbone[-2].parameters(), model.weight, novel]  # type: ignore[index]
-    optimiser = torch.optim.SGD(moving, how.lr, how.momentum)
-    batch = batches(len(pile), how.batch, e)
-    width = episodes.n_base + (episodes.settings.ways if how.columns == "all" else 0)
+    optimiser = torch.optim.SGD(moving, config.lr, config.momentum)
+    batch = batches(len(unlabelled), config.batch, e)
+    width = episodes.n_base + (episodes.settings.ways if config.columns == "all" else 0)
     with torch.enable_grad():
-        for step in range(how.steps):
+        for step in range(config.steps):
             places = batch(step)
             few = model.embed(opened(store, model, support))
             one, other = (
-                model.embed(opened_view(store, model, pile[places], weak, rng)) for _ in range(2)
+                model.embed(opened_view(store, model, unlabelled[places], weak, rng))
+                for _ in range(2)
             )
             weights = torch.cat([model.weight, novel])
             students = cosine_logits(torch.cat([one, other]), weights, gamma)[:, :width]
-            loss = how.w_cls * cross_entropy(
+            loss = config.w_cls * cross_entropy(
                 cosine_logits(few, weights, gamma), labels + episodes.n_base
             )
-            loss = loss + how.w_ctr * nt_xent(one, other, how.tau_ctr)
+            loss = loss + config.w_ctr * nt_xent(one, other, config.tau_ctr)
             teachers = teacher[places, :width].repeat(2, 1)
-            loss = loss + how.w_dst * distillation(students, teachers, how.tau_dst)
+            loss = loss + config.w_dst * distillation(students, teachers, config.tau_dst)
             model.zero_grad()
             optimiser.zero_grad()
             torch.autograd.backward(loss)
@@ -149,7 +154,7 @@ def main() -> None:
         arguments.episodes,
         folder,
     )
-    gallery, (episodes, answers) = bench.gallery(job), bench.episodes(job)
+    split, (episodes, answers) = bench.split_features(job), bench.episodes(job)
     warm_up = time.perf_counter()
     bench.logits(job, slice(0, 1))
     for e in range(arguments.episodes):  # every view of every picture once, as in a long run
@@ -157,7 +162,7 @@ def main() -> None:
     warm_up = time.perf_counter() - warm_up
 
     def plain_logits(chunk: range) -> Tensor:
-        return torch.cat([plain_episode(folder, gallery, episodes, e, method) for e in chunk])
+        return torch.cat([plain_episode(folder, split, episodes, e, method) for e in chunk])
 
     ours, plain, ours_seconds, plain_seconds = [], [], 0.0, 0.0
     for chunk in track(job.chunks, "chunks of episodes"):  # as a long run has them, both in turn

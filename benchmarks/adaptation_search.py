@@ -13,12 +13,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from fewgraft.bench.models import models_folder
 from fewgraft.bench.results import Results
 from fewgraft.bench.runner import Bench, Job, run
 from fewgraft.episodes import EpisodeSettings
 from fewgraft.metrics import Scores, paired
 from fewgraft.training.recipe import Recipe, load_recipe
+from fewgraft.zoo import models_folder
 
 SEED = 5  # episodes of its own
 PAPER = {"columns": "base", "w_cls": 1.0, "w_ctr": 0.5, "w_dst": 1.0, "tau_dst": 2.0}

@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/learn.py [--backbone efficientnet-lite0] [--data icons]
 
-Five new classes, five photos each, a pile of 500, real files on disk. Prints the time of one bare
+Five new classes, five photos each, 500 unlabelled photos, real files. Prints the time of one bare
 forward pass over the same pictures, decoded beforehand; of `learn` and its parts; and of a second
 `learn` with one more photo. Target: at most 20 % beyond the bare pass.
 """
@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fewgraft.app.base import build_base, model_of_backbone
-from fewgraft.app.embedding import BATCH, Embedded, Embedder, Photo
-from fewgraft.app.saving import open_classifier
-from fewgraft.app.teaching import learn
+from fewgraft.app.features.embedding import BATCH, Embedded, Embedder, Photo
+from fewgraft.app.learning.base import build_base, model_of_backbone
+from fewgraft.app.learning.learn import learn
+from fewgraft.app.learning.saving import open_classifier
 from fewgraft.data.pictures import read_picture
 from fewgraft.data.sources.folder import list_classes, list_files
 from fewgraft.model import CosineModel
@@ -67,21 +67,21 @@ def main() -> None:
         photos, cache = Path(folder) / "photos", Path(folder) / "cache"
         cut = [sys.executable, str(EXAMPLES / "make_photos.py"), arguments.data, str(photos)]
         subprocess.run([*cut, "--old", "3"], check=True)
-        new, pile = list_classes(photos / "new", at_least=1), list_files(photos / "pile")
+        new, unlabelled = list_classes(photos / "new", at_least=1), list_files(photos / "pile")
         if arguments.backbone == "icons":
             model = open_classifier("icons")
         else:
             start = model_of_backbone(arguments.backbone)
             model, _ = build_base(start, list_classes(photos / "old"), keep=False)
-        files = [*(file for own in new.values() for file in own), *pile]
+        files = [*(file for own in new.values() for file in own), *unlabelled]
         first = bare_pass(model, files)
         embedder, began = Timed(model, cache=cache), time.perf_counter()
-        learn(model, new, pile, embedder=embedder)
+        learn(model, new, unlabelled, embedder=embedder)
         whole = time.perf_counter() - began
         bare = (first + bare_pass(model, files)) / 2  # before and after: the machine may drift
-        one_more = {**new, next(iter(new)): [*next(iter(new.values())), pile[0]]}
+        one_more = {**new, next(iter(new)): [*next(iter(new.values())), unlabelled[0]]}
         again, began = Timed(model, cache=cache), time.perf_counter()
-        learn(model, one_more, pile[1:], embedder=again)
+        learn(model, one_more, unlabelled[1:], embedder=again)
         second = time.perf_counter() - began
     print(f"{arguments.backbone}, {len(files)} photos of {arguments.data}")
     print(f"one bare forward pass      {bare:6.2f} s")

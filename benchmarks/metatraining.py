@@ -13,12 +13,12 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
-from fewgraft.bench.models import model_on_data
 from fewgraft.data.catalogue import open_data
+from fewgraft.methods.prototype_refinement import PrototypeRefinement
 from fewgraft.metrics import Interval, Scores, interval, paired
 from fewgraft.model import load_model
 from fewgraft.network import KeptActivations
-from fewgraft.prototypes import Refinement
+from fewgraft.split_features import SplitFeatures
 from fewgraft.training.recipe import load_recipe
 from fewgraft.training.run import train
 
@@ -61,10 +61,10 @@ def main() -> None:
         if not (folder / "pre-trained").exists():
             shutil.copytree(arguments.run / "pre-trained", folder / "pre-trained")
         train(recipe, store, folder, ALGORITHMS, Accelerator(cpu=True), kept)
-        models = [model_on_data(load_model(folder / name), store, "val") for name in ALGORITHMS]
-        refinement = Refinement(steps=recipe.validation.refinement_steps)
+        models = [SplitFeatures(load_model(folder / name), store, "val") for name in ALGORITHMS]
+        method = PrototypeRefinement(steps=recipe.validation.refinement_steps)
         for shots in recipe.validation.shots:
-            scores = [m.scores("s2i", shots, refinement, EPISODES, SEED) for m in models]
+            scores = [m.evaluate(method, "s2i", shots, EPISODES, SEED) for m in models]
             print(row(seed, shots, *scores), flush=True)
 
 

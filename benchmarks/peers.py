@@ -14,7 +14,6 @@ timed is classification alone, on one thread, both in turn, the best of several 
 """
 
 import argparse
-import dataclasses
 import importlib
 import subprocess
 import sys
@@ -27,11 +26,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
-from fewgraft.bench.gallery import Gallery
-from fewgraft.bench.models import models_folder, stage_model
-from fewgraft.bench.runner import REGULAR_CHUNK
 from fewgraft.data.catalogue import open_data
 from fewgraft.episodes import EpisodeSettings, Pools, sample_episodes
 from fewgraft.errors import FewgraftError
@@ -40,7 +35,9 @@ from fewgraft.methods.base import Method, Queries, Task
 from fewgraft.metrics import interval
 from fewgraft.progress import track
 from fewgraft.prototypes import prototypes
+from fewgraft.split_features import REGULAR_CHUNK, SplitFeatures
 from fewgraft.training.recipe import load_recipe
+from fewgraft.zoo import models_folder, stage_model
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 # The torchvision that belongs to the torch of constraints.txt: any other would replace it.
@@ -103,24 +100,21 @@ class Chunk:
     labels: Tensor  # [e, Q]
 
 
-def unit_gallery(recipe: str, models: Path | None) -> Gallery:
-    """The test pictures' features as directions: then neither side depends on their lengths."""
+def test_features(recipe: str, models: Path | None) -> SplitFeatures:
+    """The test pictures' features; as directions, so that neither side depends on their lengths."""
     loaded = load_recipe(recipe)
     model = stage_model(models or models_folder(loaded.name), STAGE)
-    gallery = Gallery(model, open_data(loaded.data))
-    directions = normalize(gallery.bank.features, dim=-1)
-    gallery.bank = dataclasses.replace(gallery.bank, features=directions)
-    return gallery
+    return SplitFeatures(model, open_data(loaded.data))
 
 
-def gathered(gallery: Gallery, shots: int, count: int) -> list[Chunk]:
+def gathered(features: SplitFeatures, shots: int, count: int) -> list[Chunk]:
     settings = EpisodeSettings.paper(SETTING, shots)
-    episodes, answers = sample_episodes(Pools.of(gallery.store), settings, count)
+    episodes, answers = sample_episodes(Pools.of(features.store), settings, count)
     chunks = []
     for start in range(0, count, REGULAR_CHUNK):
         rows = slice(start, start + REGULAR_CHUNK)
-        task = gallery.task(episodes, rows, pictures=False)
-        queries = gallery.queries(episodes, rows, task)
+        task = features.task(episodes, rows, pictures=False)
+        queries = features.queries(episodes, rows, task)
         chunks.append(Chunk(task, queries, answers.query_labels[rows]))
     return chunks
 
@@ -221,13 +215,13 @@ HEADER = ("Acc", "Acc", "difference", "s", "s", "ratio")
 
 def report(recipe: str, models: Path | None, count: int) -> None:
     torch.set_num_threads(1)
-    peers, gallery = Peers(), unit_gallery(recipe, models)
+    peers, features = Peers(), test_features(recipe, models)
     versions = [f"{name} {metadata.version(name)}" for name in ("easyfsl", "fewgraft", "torch")]
     print(f"{', '.join(versions)}; one thread")
-    print(f"{recipe}, {gallery.bank.features.shape[1]} features, {SETTING}, {count} episodes\n")
+    print(f"{recipe}, {features.bank.features.shape[1]} features, {SETTING}, {count} episodes\n")
     print(COLUMNS("easyfsl", "fewgraft", "shots", *HEADER))
     for shots in (1, 5):
-        chunks = gathered(gallery, shots, count)
+        chunks = gathered(features, shots, count)
         tasks = one_by_one(chunks)
         for pair in track(PAIRS, f"{shots}-shot", len(PAIRS)):
             cells = compare(peers, pair, chunks, tasks)

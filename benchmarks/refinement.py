@@ -18,9 +18,10 @@ from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
 from fewgraft.episodes import Episodes, EpisodeSettings, Pools, sample_episodes
-from fewgraft.evaluation import episode_logits
+from fewgraft.feature_bank import FeatureBank
+from fewgraft.methods.prototype_refinement import PrototypeRefinement
 from fewgraft.progress import track
-from fewgraft.prototypes import Refinement
+from fewgraft.split_features import EpisodeFeatures, chunks
 
 WIDTH, GAMMA, STEPS = 640, 10.0, 10
 NOVEL, PICTURES = 20, 100  # novel classes, and pictures of each class
@@ -51,9 +52,14 @@ def made_up(n_base: int, count: int) -> Problem:
 
 def batched(problem: Problem) -> Tensor:
     """Logits [E, Q, N_b+N]."""
-    how = Refinement(steps=STEPS)
-    chunks = episode_logits(problem.features, problem.weights, problem.episodes, GAMMA, how)
-    return torch.cat([logits for _, logits in chunks])
+    method, episodes = PrototypeRefinement(steps=STEPS), problem.episodes
+    bank = FeatureBank.of(
+        problem.features, torch.arange(len(problem.features)), len(problem.features)
+    )
+    ready = EpisodeFeatures(lambda: bank, problem.weights, GAMMA)
+    parts = chunks(len(episodes), episodes.settings, method)
+    rows = [slice(part.start, part.stop) for part in parts]
+    return torch.cat([ready.logits(method, episodes, r) for r in rows])
 
 
 def plain_loop(problem: Problem) -> Tensor:

@@ -24,7 +24,7 @@ from fewgraft.model import CosineModel, new_model
 from fewgraft.prototypes import cosine_logits
 from fewgraft.training.loop import make_optimiser
 from fewgraft.training.metatrain import Metatrain
-from fewgraft.training.phase import Phase, Share
+from fewgraft.training.phase import Phase, Shard
 from fewgraft.training.pretrain import Pretrain
 from fewgraft.training.recipe import Recipe, load_recipe
 from fewgraft.training.run import channel_statistics
@@ -61,7 +61,7 @@ def our_step(phase: Phase) -> Callable[[int], None]:
 
     def step(number: int) -> None:
         optimiser.zero_grad()
-        loss, _ = phase.loss(number, Share())
+        loss, _ = phase.loss(number, Shard())
         torch.autograd.backward(loss)
         optimiser.step()
 
@@ -144,7 +144,7 @@ def report_pretraining(store: ImageStore, recipe: Recipe, backbone: str) -> None
     steps = [our_step(phase), plain_step(model_for(store, backbone), store)]
     ours, plain = (BATCH / time_taken for time_taken in seconds_of(steps))
     rng = torch.Generator()
-    data = seconds(lambda step: phase._batch(step, Share(), rng), least=2) * ours / BATCH
+    data = seconds(lambda step: phase._batch(step, Shard(), rng), least=2) * ours / BATCH
     print(
         f"pre-training {backbone}: {ours:.0f} images/s, {100 * data:.0f} % of the time for data; "
         f"plain step {plain:.0f} images/s; ratio {ours / plain:.2f} (target 1.3)"
@@ -156,10 +156,12 @@ def main() -> None:
     for backbone in ("resnet12-tiny", "resnet12-narrow"):
         report_pretraining(store, recipe, backbone)
     for moves in ("last-block", "all"):
-        how = recipe.metatraining.model_copy(update={"moves": moves, "shots": (5,)})
-        changed = recipe.model_copy(update={"metatraining": how})
+        config = recipe.metatraining.model_copy(update={"moves": moves, "shots": (5,)})
+        changed = recipe.model_copy(update={"metatraining": config})
         phase = Metatrain(model_for(store, recipe.backbone), store, changed, 2)
-        count = how.episodes * (how.ways * (5 + how.queries) + how.base_queries + how.unlabelled)
+        count = config.episodes * (
+            config.ways * (5 + config.queries) + config.base_queries + config.unlabelled
+        )
         rate = count / seconds(our_step(phase))
         print(f"Algorithm 2, {moves} moves: {rate:.0f} images/s")
     peak = peak_flops()

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy, normalize
 from fewgraft.errors import FewgraftError
 from fewgraft.methods.adaptation import Adaptation
 from fewgraft.methods.base import MethodSpec, Task
-from fewgraft.methods.moving import Moved, batches, descend, pictures_of
+from fewgraft.methods.moving import AdaptedWeights, batches, descend, pictures_of
 from fewgraft.network import View
 from fewgraft.prototypes import TINY, members_of
 
@@ -32,82 +32,96 @@ class WiderAdaptation(Adaptation):
     clip: float | None = None  # longest gradient of a step
     early: bool = False  # stop where the support's leave-one-out loss is lowest
 
-    def _start(self, task: Task, novel: Tensor) -> Moved:
-        moved = super()._start(task, novel)
-        for parameter in moved.parameters.values():
+    def _start(self, task: Task, novel: Tensor) -> AdaptedWeights:
+        adapted = super()._start(task, novel)
+        for parameter in adapted.parameters.values():
             scale_or_shift = parameter.ndim == 1
             parameter.requires_grad_(
                 self.part in ("all", "network") or (self.part == "norm" and scale_or_shift)
             )
-        for weights in (moved.base, moved.novel):
+        for weights in (adapted.base, adapted.novel):
             weights.requires_grad_(self.part in ("all", "weights"))
-        return moved
+        return adapted
 
     @torch.no_grad()
-    def _teacher(self, task: Task, start: Moved, unlabelled: Tensor) -> Tensor:
+    def _teacher(self, task: Task, start: AdaptedWeights, unlabelled: Tensor) -> Tensor:
         return self.sharpness * super()._teacher(task, start, unlabelled)
 
-    def _descend(self, task: Task, e: int, moved: Moved, teacher: Tensor) -> None:
+    def _descend(self, task: Task, e: int, adapted: AdaptedWeights, teacher: Tensor) -> None:
         if not self.early:
-            super()._descend(task, e, moved, teacher)
+            super()._descend(task, e, adapted, teacher)
             return
         batch = batches(len(teacher), self.batch, int(task.numbers[e]))
-        stops: list[Moved] = []
+        stops: list[AdaptedWeights] = []
 
         def loss(step: int) -> Tensor:
-            stops.append(moved.settled())
-            return self._loss(task, e, moved, teacher, batch(step), step)
+            stops.append(adapted.detached())
+            return self._loss(task, e, adapted, teacher, batch(step), step)
 
-        descend(moved, loss, self.steps, self.lr, self.momentum)
-        stops.append(moved.settled())
+        descend(adapted, loss, self.steps, self.lr, self.momentum)
+        stops.append(adapted.detached())
         best = min(stops, key=lambda stop: left_out(task, e, stop))
         with torch.no_grad():
-            for parameter, value in zip(moved.all(), best.all(), strict=True):
+            for parameter, value in zip(adapted.all(), best.all(), strict=True):
                 parameter.copy_(value)
 
     def _loss(
-        self, task: Task, e: int, moved: Moved, teacher: Tensor, places: Tensor, step: int
+        self,
+        task: Task,
+        e: int,
+        adapted: AdaptedWeights,
+        teacher: Tensor,
+        places: Tensor,
+        step: int,
     ) -> Tensor:
-        return clipped(self._wider(task, e, moved, teacher, places, step), moved, self.clip)
+        return clipped(self._wider(task, e, adapted, teacher, places, step), adapted, self.clip)
 
     def _wider(
-        self, task: Task, e: int, moved: Moved, teacher: Tensor, places: Tensor, step: int
+        self,
+        task: Task,
+        e: int,
+        adapted: AdaptedWeights,
+        teacher: Tensor,
+        places: Tensor,
+        step: int,
     ) -> Tensor:
-        loss = super()._loss(task, e, moved, teacher, places, step)
+        loss = super()._loss(task, e, adapted, teacher, places, step)
         if not self.w_pseudo:
             return loss
         pictures = pictures_of(task)
         network, chosen = pictures.network, pictures.unlabelled[e][places]
-        seen = network.below(chosen, View(network.weak, step % self.views))
-        logits = moved.logits(network.above(seen, moved.parameters), task.gamma)
+        seen = network.trunk_activations(chosen, View(network.weak, step % self.views))
+        logits = adapted.logits(network.head_features(seen, adapted.parameters), task.gamma)
         belief, answer = teacher[places].softmax(-1).max(-1)
         each = cross_entropy(logits, answer, reduction="none") * (belief >= self.threshold)
         return loss + self.w_pseudo * each.mean()
 
 
-def clipped(loss: Tensor, moved: Moved, longest: float | None) -> Tensor:
+def clipped(loss: Tensor, adapted: AdaptedWeights, longest: float | None) -> Tensor:
     """The loss, scaled so that its gradient over all that moves is no longer than this."""
     if longest is None:
         return loss
-    moving = [parameter for parameter in moved.all() if parameter.requires_grad]
+    moving = [parameter for parameter in adapted.all() if parameter.requires_grad]
     gradients = torch.autograd.grad(loss, moving, retain_graph=True)
     length = float(torch.stack([gradient.norm() for gradient in gradients]).norm())
     return loss * min(1.0, longest / max(length, TINY))
 
 
 @torch.no_grad()
-def left_out(task: Task, e: int, moved: Moved) -> float:
+def left_out(task: Task, e: int, adapted: AdaptedWeights) -> float:
     """Cross-entropy of each support picture over all classes, its own prototype without it."""
     pictures, labels = pictures_of(task), task.labels[e]
     if labels.bincount(minlength=task.ways).min() < 2:
         raise FewgraftError("leaving a shot out needs at least two of every class")
-    directions = normalize(pictures.network.features(pictures.support[e], moved.parameters), dim=-1)
+    directions = normalize(
+        pictures.network.features(pictures.support[e], adapted.parameters), dim=-1
+    )
     sums = members_of(labels, task.ways, directions.dtype).T @ directions
     losses = []
     for direction, label in zip(directions, labels, strict=True):
         novel = sums.clone()
         novel[label] -= direction
-        logits = dataclasses.replace(moved, novel=novel).logits(direction[None], task.gamma)
+        logits = dataclasses.replace(adapted, novel=novel).logits(direction[None], task.gamma)
         losses.append(cross_entropy(logits, label[None] + len(task.weights)))
     return float(torch.stack(losses).mean())
 

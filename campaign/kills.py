@@ -17,7 +17,7 @@ from pathlib import Path
 
 from campaign.attack import Attack, Trial, environment, fewgraft
 from campaign.material import RECIPE, contents, leftovers, make_colours, make_photos
-from fewgraft.bench.models import ZOO
+from fewgraft.zoo import ZOO
 
 CALLS = "rename,renameat2,fsync,mkdir,unlink,unlinkat,rmdir,symlink,ftruncate,flock"
 

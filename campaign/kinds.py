@@ -24,9 +24,8 @@ from campaign.layouts import (
     photo_tree,
     tiered_pairs,
 )
-from fewgraft.app.cache import FeatureCache
+from fewgraft.app.features.cache import FeatureCache
 from fewgraft.backbones import backbone_spec, trained_backbone
-from fewgraft.bench.bank import feature_bank
 from fewgraft.bench.report import read_figures, write_figure
 from fewgraft.bench.results import Results, Row
 from fewgraft.bench.runner import job_of
@@ -39,6 +38,7 @@ from fewgraft.data.store import open_store, verify_store
 from fewgraft.episodes import EpisodeSettings
 from fewgraft.errors import FewgraftError
 from fewgraft.extras import extra
+from fewgraft.feature_bank import feature_bank
 from fewgraft.heads import read_head
 from fewgraft.methods import methods
 from fewgraft.metrics import Scores, summarise

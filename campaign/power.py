@@ -9,13 +9,12 @@ from pathlib import Path
 
 from campaign.attack import Attack, Trial
 from campaign.power_disk import Disk, Tree, traced, write_tree
-from fewgraft.app.cache import FeatureCache
-from fewgraft.app.saving import open_classifier
-from fewgraft.bench.bank import weights_hash
+from fewgraft.app.features.cache import FeatureCache
+from fewgraft.app.learning.saving import open_classifier
 from fewgraft.bench.results import Results
 from fewgraft.data.catalogue import open_data
 from fewgraft.data.store import verify_store
-from fewgraft.model import load_model
+from fewgraft.model import load_model, weights_hash
 from fewgraft.training.checkpoint import checkpoint_run
 
 _MODEL = """
@@ -34,7 +33,7 @@ def source(seed):
     return Source("made up", root, ["a", "b", "c"], items, 12, 6)
 """
 _ROW = """
-from fewgraft.bench.models import models_folder
+from fewgraft.zoo import models_folder
 from fewgraft.bench.results import Results
 from fewgraft.bench.runner import Bench, Job, in_this_process, run_job
 from fewgraft.episodes import EpisodeSettings
@@ -127,7 +126,7 @@ WRITERS = (
     ),
     Writer(
         "features",
-        "import numpy as np\nfrom fewgraft.app.cache import FeatureCache\n"
+        "import numpy as np\nfrom fewgraft.app.features.cache import FeatureCache\n"
         "cache = FeatureCache(root / 'c', 4)\n"
         "cache.put({bytes([turn]) * 16: np.full(4, turn, np.float32)})\ncache.flush()",
         _features,

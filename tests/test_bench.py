@@ -13,11 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from by_hand import scores_by_hand
 from typer.testing import CliRunner
 
-from fewgraft.bench.bank import feature_bank, weights_hash
-from fewgraft.bench.gallery import Gallery
-from fewgraft.bench.models import model_on_data, models_folder, shipped_model
 from fewgraft.bench.results import Results
 from fewgraft.bench.runner import Bench, Job, jobs, makes_sense, rerun, run
 from fewgraft.bench.tune import combinations, tune
@@ -26,11 +24,14 @@ from fewgraft.data.parts import Part
 from fewgraft.data.store import ImageStore
 from fewgraft.episodes import SETTINGS, EpisodeSettings, Pools, sample_episodes
 from fewgraft.errors import FewgraftError
+from fewgraft.feature_bank import FeatureBank, feature_bank
 from fewgraft.methods import method_spec, methods
-from fewgraft.model import embed_all
+from fewgraft.model import embed_all, weights_hash
 from fewgraft.network import Network, View, divided
-from fewgraft.prototypes import Refinement
+from fewgraft.prototypes import Refinement, directions
+from fewgraft.split_features import SplitFeatures
 from fewgraft.training.recipe import load_recipe
+from fewgraft.zoo import models_folder, shipped_model
 
 FEW = 12
 
@@ -42,7 +43,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
         made = Bench()
         for stage_method in ("nearest-prototype", "+pr", "proposed-without-adaptation"):
             for split in ("test", "val"):
-                assert made.gallery(a_job(stage_method, split=split)).bank
+                assert made.split_features(a_job(stage_method, split=split)).bank
     return made
 
 
@@ -65,7 +66,7 @@ def test_a_bank_is_computed_once_and_never_stale(icons: ImageStore, tmp_path: Pa
     model = shipped_model("icons", "pre-trained")
     pictures = icons.indices(Part.NOVEL_TEST)[:50]
     bank = feature_bank(model, icons, pictures, tmp_path)
-    expected = embed_all(model, icons.pictures[pictures])
+    expected = directions(embed_all(model, icons.pictures[pictures]))
     torch.testing.assert_close(bank[torch.from_numpy(pictures)], expected)
     (folder,) = tmp_path.iterdir()
     written = (folder / "features.npy").stat().st_mtime_ns
@@ -89,14 +90,14 @@ def test_weights_have_a_name(icons: ImageStore) -> None:
 def test_the_network_keeps_what_does_not_move(icons: ImageStore) -> None:
     model = shipped_model("icons", "algorithm-2")
     pictures = torch.from_numpy(icons.indices(Part.NOVEL_TEST)[::40].copy())
-    whole = embed_all(model, icons.pictures[pictures.numpy()])
+    whole = directions(embed_all(model, icons.pictures[pictures.numpy()]))
     for moves in ("last-block", "all"):
         network = Network(model, icons.pictures, moves)
         with torch.no_grad():
             torch.testing.assert_close(network.features(pictures), whole, rtol=1e-4, atol=1e-5)
             same = network.features(pictures, network.start)
         torch.testing.assert_close(same, whole, rtol=1e-4, atol=1e-5)
-    mirrored = Network(model, icons.pictures).below(pictures, View(mirrored=True))
+    mirrored = Network(model, icons.pictures).trunk_activations(pictures, View(mirrored=True))
     turned = model.prepare(torch.from_numpy(icons.pictures[pictures.numpy()]).flip(2))
     with torch.no_grad():
         torch.testing.assert_close(
@@ -109,10 +110,11 @@ def test_a_random_view_does_not_depend_on_who_asks_first(icons: ImageStore) -> N
     pictures = torch.from_numpy(icons.indices(Part.NOVEL_TEST)[:3].copy())
     later = torch.from_numpy(icons.indices(Part.BASE_TEST)[-3:].copy())
     one, two = Network(model, icons.pictures), Network(model, icons.pictures)
-    view = View(one.weak, 1)
-    two.below(later, view)
-    assert torch.equal(one.below(pictures, view), two.below(pictures, view))
-    assert not torch.equal(one.below(pictures, view), one.below(pictures, View(one.weak, 2)))
+    view = one.weak_view(1)
+    two.trunk_activations(later, view)
+    first = one.trunk_activations(pictures, view)
+    assert torch.equal(first, two.trunk_activations(pictures, view))
+    assert not torch.equal(first, one.trunk_activations(pictures, one.weak_view(2)))
 
 
 # --- rows ---
@@ -121,8 +123,14 @@ def test_a_random_view_does_not_depend_on_who_asks_first(icons: ImageStore) -> N
 def test_rows_are_what_evaluation_says(bench: Bench, icons: ImageStore, tmp_path: Path) -> None:
     ((row, computed),) = run([a_job()], Results(tmp_path), bench)
     assert computed
-    model = model_on_data(shipped_model("icons", "algorithm-1"), icons)
-    expected = model.scores("s2i", 1, Refinement(steps=5), FEW)
+    model = shipped_model("icons", "algorithm-1")
+    settings = EpisodeSettings.paper("s2i", 1)
+    episodes, labels = sample_episodes(Pools.of(icons), settings, FEW)
+    pictures = torch.cat([episodes.support, episodes.query, episodes.unlabelled], 1).flatten()
+    features = torch.zeros(len(icons), model.card.width)
+    features[pictures] = embed_all(model, icons.pictures[pictures.numpy()])
+    weights, gamma = model.weight.detach(), model.gamma.item()
+    expected = scores_by_hand(features, weights, gamma, episodes, labels, Refinement(steps=5))
     scores = Results(tmp_path).scores(row)
     for name in ("acc", "b_all", "n_all", "b_b", "n_n"):
         torch.testing.assert_close(
@@ -330,31 +338,43 @@ def test_what_the_user_can_mend_is_said(words: list[str], message: str) -> None:
     assert message in str(result.exception)
 
 
-def test_the_gallery_refuses_a_foreign_model(icons: ImageStore) -> None:
+def test_features_of_a_foreign_model_are_refused(icons: ImageStore) -> None:
     model = shipped_model("icons", "pre-trained")
     model.card = model.card.model_copy(update={"classes": ("a", "b")})
     with pytest.raises(FewgraftError, match="other base classes"):
-        Gallery(model, icons)
+        SplitFeatures(model, icons)
 
 
-def test_the_gallery_knows_the_lengths_of_what_it_gives(icons: ImageStore) -> None:
-    gallery = Gallery(shipped_model("icons", "pre-trained"), icons)
+def test_features_are_directions_from_the_door_on(icons: ImageStore) -> None:
+    features = SplitFeatures(shipped_model("icons", "pre-trained"), icons)
     settings = EpisodeSettings.paper("s2i", 1)
     episodes, _ = sample_episodes(Pools.of(icons), settings, 2)
-    task = gallery.task(episodes, slice(0, 2), pictures=False)
-    queries = gallery.queries(episodes, slice(0, 2))
-    given = ((task.unlabelled, task.inverse), (queries.features, queries.inverse))
-    for features, inverse in given:
-        torch.testing.assert_close(inverse, 1 / features.norm(dim=-1, keepdim=True))
+    task = features.task(episodes, slice(0, 2), pictures=True)
+    queries = features.queries(episodes, slice(0, 2))
+    assert task.pictures is not None
+    with torch.no_grad():
+        moving = task.pictures.network.features(task.pictures.support)
+    for given in (task.support, task.unlabelled, queries.features, moving):
+        torch.testing.assert_close(given.norm(dim=-1), torch.ones(given.shape[:-1]))
+    torch.testing.assert_close(moving, task.support, rtol=1e-4, atol=1e-5)
+
+
+def test_a_bank_takes_features_of_any_length() -> None:
+    features, pictures = torch.tensor([[3.0, 4.0], [0.0, 0.0]]), torch.tensor([4, 1])
+    bank = FeatureBank.of(features, pictures, 6)
+    assert bank[pictures].tolist() == [[pytest.approx(0.6), pytest.approx(0.8)], [0.0, 0.0]]
+    assert bank.row.tolist() == [-1, 1, -1, -1, 0, -1]
 
 
 @pytest.mark.parametrize("setting", ["transductive-fsl", "s2i-transductive", "s2i"])
-def test_queries_that_are_the_pile_are_gathered_once(icons: ImageStore, setting: str) -> None:
-    gallery = Gallery(shipped_model("icons", "pre-trained"), icons)
+def test_queries_that_are_the_unlabelled_set_are_gathered_once(
+    icons: ImageStore, setting: str
+) -> None:
+    features = SplitFeatures(shipped_model("icons", "pre-trained"), icons)
     episodes, _ = sample_episodes(Pools.of(icons), EpisodeSettings.paper(setting, 1), 4)
     rows = slice(1, 3)
-    task = gallery.task(episodes, rows, pictures=False)
-    alone, beside = gallery.queries(episodes, rows), gallery.queries(episodes, rows, task)
+    task = features.task(episodes, rows, pictures=False)
+    alone, beside = features.queries(episodes, rows), features.queries(episodes, rows, task)
     for one, other in zip(vars(alone).values(), vars(beside).values(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
     assert (beside.features is task.unlabelled) == (setting != "s2i")

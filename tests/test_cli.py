@@ -191,7 +191,7 @@ def test_the_wheel_holds_everything_and_works_from_any_folder(run: Run, tmp_path
         archive.extractall(tmp_path / "installed")
     assert any(name.endswith("embedded/icons.npy.xz") for name in names)
     assert any(name.endswith("embedded/icons-attribution.csv") for name in names)
-    assert any(name.endswith("zoo/icons/algorithm-2/model.safetensors") for name in names)
+    assert any(name.endswith("zoo_models/icons/algorithm-2/model.safetensors") for name in names)
     assert any(name.endswith("recipes/icons.toml") for name in names)
     assert any(name.endswith("/LICENSE") for name in names)
     script = "import fewgraft, sys; print(fewgraft.__file__); from fewgraft.cli import main; main()"

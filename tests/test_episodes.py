@@ -14,10 +14,10 @@ from fewgraft.data.store import ImageStore
 from fewgraft.episodes import (
     DISTRACTOR,
     SETTINGS,
-    Answers,
     Episodes,
     EpisodeSettings,
     Pools,
+    QueryLabels,
     sample_episodes,
 )
 from fewgraft.errors import FewgraftError
@@ -49,7 +49,7 @@ def true_labels(pools: Pools, pictures: torch.Tensor) -> torch.Tensor:
     return torch.tensor([[lookup[p] for p in row] for row in pictures.tolist()])
 
 
-def check(pools: Pools, config: EpisodeSettings, episodes: Episodes, answers: Answers) -> None:
+def check(pools: Pools, config: EpisodeSettings, episodes: Episodes, answers: QueryLabels) -> None:
     """Everything the task promises, checked the plain way, one episode at a time."""
     shown = {
         name: true_labels(pools, getattr(episodes, name))
@@ -300,7 +300,7 @@ def test_settings_are_frozen_hashed_and_printable() -> None:
 
 def test_the_task_object_holds_no_answers() -> None:
     names = {field.name for field in dataclasses.fields(Episodes)}
-    assert not names & {field.name for field in dataclasses.fields(Answers)}
+    assert not names & {field.name for field in dataclasses.fields(QueryLabels)}
 
 
 @pytest.mark.parametrize("split", ["test", "val", "train"])

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from fewgraft import __version__
 from fewgraft.backbones import backbone_spec
-from fewgraft.bench.models import shipped_model
 from fewgraft.data.parts import Part
 from fewgraft.data.store import ImageStore
 from fewgraft.errors import FewgraftError
@@ -22,6 +21,7 @@ from fewgraft.export import export_onnx
 from fewgraft.extras import extra
 from fewgraft.model import CosineModel, ModelCard, Unknown, embed_all, new_model
 from fewgraft.prototypes import cosine_logits
+from fewgraft.zoo import shipped_model
 
 pytestmark = pytest.mark.numerical
 

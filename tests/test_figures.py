@@ -1,4 +1,4 @@
-"""Figures: what varies in the pile, what δ is, and what t-SNE is shown."""
+"""Figures: what varies in U, what δ is, and what t-SNE is shown."""
 
 import dataclasses
 from pathlib import Path
@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 import typer
+from by_hand import scores_by_hand
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from torch.nn.functional import normalize
 from typer.testing import CliRunner
 
-from fewgraft.bench.models import models_folder
 from fewgraft.bench.ratio import (
     METHODS,
     Curve,
@@ -27,23 +27,23 @@ from fewgraft.bench.results import Results
 from fewgraft.bench.runner import Bench, Job, jobs
 from fewgraft.bench.tsne import (
     PICTURES,
+    FeatureSpace,
     Shown,
-    View,
     choose,
     describe,
-    draw_views,
+    draw_spaces,
+    feature_space,
     nearest_base,
-    view,
 )
 from fewgraft.cli import bench_figures
 from fewgraft.data.parts import Part
 from fewgraft.data.store import ImageStore
 from fewgraft.episodes import EpisodeSettings, Pools, sample_episodes
 from fewgraft.errors import FewgraftError
-from fewgraft.evaluation import evaluate
 from fewgraft.metrics import Interval
 from fewgraft.prototypes import Refinement
 from fewgraft.training.recipe import load_recipe
+from fewgraft.zoo import models_folder
 
 FEW = 8
 PROPOSED = "proposed-without-adaptation"
@@ -83,7 +83,7 @@ def swept(sweep: Sweep, results: Results, bench: Bench, shots: int = 1) -> Swept
     )
 
 
-# --- what is in the pile ---
+# --- what is in U ---
 
 
 def test_a_sweep_is_what_a_plain_evaluation_gives(
@@ -91,10 +91,10 @@ def test_a_sweep_is_what_a_plain_evaluation_gives(
 ) -> None:
     found = swept(Sweep.of_shares((0.9, 0.1, 0.5)), results, bench)
     assert found.values == (0.1, 0.5, 0.9), "from few to many"
-    gallery = bench.gallery(a_job(PROPOSED))
-    features = torch.zeros(len(icons), gallery.bank.features.shape[1])
-    there = gallery.bank.row >= 0
-    features[there] = gallery.bank.features[gallery.bank.row[there]]
+    opened = bench.split_features(a_job(PROPOSED))
+    features = torch.zeros(len(icons), opened.bank.features.shape[1])
+    there = opened.bank.row >= 0
+    features[there] = opened.bank.features[opened.bank.row[there]]
     chosen = Refinement(**load_recipe("icons").hyper(PROPOSED, 1))
     by_hand = []
     for share in found.values:
@@ -104,7 +104,7 @@ def test_a_sweep_is_what_a_plain_evaluation_gives(
         novel = (answers.unlabelled_labels >= episodes.n_base).double().mean().item()
         assert novel == pytest.approx(share)
         by_hand.append(
-            evaluate(features, gallery.weights, episodes, answers, gallery.gamma, chosen).acc
+            scores_by_hand(features, opened.weights, opened.gamma, episodes, answers, chosen).acc
         )
     curve = found.curves[1]
     assert curve.title == "Proposed, no adaptation"
@@ -115,7 +115,7 @@ def test_a_sweep_is_what_a_plain_evaluation_gives(
     assert curve.drop.half == pytest.approx(1.96 * differences.std(ddof=1) / np.sqrt(FEW))
 
 
-def test_rows_are_kept_and_the_paper_s_own_pile_is_computed_once(
+def test_rows_are_kept_and_the_paper_s_own_unlabelled_set_is_computed_once(
     results: Results, bench: Bench
 ) -> None:
     shares, distractors = Sweep.of_shares((0.3, 0.5)), Sweep.of_distractors((0, 2))
@@ -148,7 +148,7 @@ def test_what_the_pictures_do_not_suffice_for_is_left_out(results: Results, benc
         (("+pr", "+pr"), "each once"),
     ],
 )
-def test_methods_without_a_pile_are_refused(
+def test_methods_without_an_unlabelled_set_are_refused(
     methods: tuple[str, ...], problem: str, results: Results, bench: Bench
 ) -> None:
     with pytest.raises(FewgraftError, match=problem):
@@ -217,15 +217,15 @@ def test_the_shown_pictures_are_of_their_classes_and_not_in_the_support(
 
 def test_base_classes_are_the_nearest_or_random_ones(icons: ImageStore, bench: Bench) -> None:
     job = a_job()
-    gallery = bench.gallery(job)
+    opened = bench.split_features(job)
     novel = bench.episodes(job)[0].classes[0].tolist()
     taken: list[int] = []
     for label in novel:  # one class and one weight at a time
         pictures = icons.by_class(Part.NOVEL_TEST)[label]
-        mean = sum(f / f.norm() for f in gallery.bank[torch.from_numpy(pictures)])
-        alike = [float(torch.cosine_similarity(mean, w, dim=0)) for w in gallery.weights]
+        mean = sum(f / f.norm() for f in opened.bank[torch.from_numpy(pictures)])
+        alike = [float(torch.cosine_similarity(mean, w, dim=0)) for w in opened.weights]
         taken.append(max(set(range(len(alike))) - set(taken), key=alike.__getitem__))
-    assert nearest_base(gallery, novel) == taken
+    assert nearest_base(opened, novel) == taken
     assert choose(bench, job, 0).base == tuple(taken)
     random = choose(bench, job, 0, "random")
     assert random.base == choose(bench, job, 0, "random").base != tuple(taken)
@@ -238,13 +238,13 @@ def test_base_classes_are_the_nearest_or_random_ones(icons: ImageStore, bench: B
 def test_a_view_holds_what_the_method_answers_with(bench: Bench) -> None:
     job = a_job(PROPOSED)
     shown = choose(bench, job, 2)
-    seen = view(bench, job, 2, shown)
-    gallery, (episodes, _) = bench.gallery(job), bench.episodes(job)
-    solution = job.configured.fit(gallery.task(episodes, slice(0, FEW), pictures=False))
+    seen = feature_space(bench, job, 2, shown)
+    opened, (episodes, _) = bench.split_features(job), bench.episodes(job)
+    solution = job.configured.fit(opened.task(episodes, slice(0, FEW), pictures=False))
     expected = normalize(solution.novel[2], dim=-1)  # type: ignore[attr-defined]
     torch.testing.assert_close(seen.weights[5:], expected)
     torch.testing.assert_close(
-        seen.weights[:5], normalize(gallery.weights[list(shown.base)], dim=-1)
+        seen.weights[:5], normalize(opened.weights[list(shown.base)], dim=-1)
     )
     right = 0
     for feature, place in zip(seen.features, shown.places.tolist(), strict=True):
@@ -253,7 +253,7 @@ def test_a_view_holds_what_the_method_answers_with(bench: Bench) -> None:
     assert seen.nearest_right(shown.places) == pytest.approx(right / len(shown.places))
     assert f"{100 * right / len(shown.places):.1f} %" in describe(shown, [seen], 2)
     with pytest.raises(FewgraftError, match="without prototypes"):
-        view(bench, a_job("+graph"), 2, shown)
+        feature_space(bench, a_job("+graph"), 2, shown)
 
 
 def test_a_network_that_did_not_move_sees_the_same(bench: Bench) -> None:
@@ -263,18 +263,18 @@ def test_a_network_that_did_not_move_sees_the_same(bench: Bench) -> None:
     still_steps = {"steps": 0, "refinement_steps": chosen.pop("steps")}
     job = dataclasses.replace(job, hyper=chosen | still_steps)
     shown = choose(bench, job, 1)
-    moved, still = (view(bench, j, 1, shown) for j in (job, a_job(PROPOSED)))
+    moved, still = (feature_space(bench, j, 1, shown) for j in (job, a_job(PROPOSED)))
     torch.testing.assert_close(moved.features, still.features, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(moved.weights, still.weights, rtol=1e-3, atol=1e-4)
 
 
-def clusters() -> tuple[Shown, View]:
+def clusters() -> tuple[Shown, FeatureSpace]:
     """Three classes that lie apart, with names that mean something to matplotlib."""
     rng = torch.Generator().manual_seed(0)
     centres, places = torch.eye(16)[:3], torch.arange(3).repeat_interleave(12)
     features = centres[places] + 0.1 * torch.randn(36, 16, generator=rng)
     shown = Shown(("$x_1$", "_hidden", "plain"), (0,), "nearest", torch.arange(36), places)
-    return shown, View("made up", normalize(features, dim=-1), centres)
+    return shown, FeatureSpace("made up", normalize(features, dim=-1), centres)
 
 
 def test_what_lies_together_is_drawn_together() -> None:
@@ -289,7 +289,7 @@ def test_what_lies_together_is_drawn_together() -> None:
 
 def test_names_are_drawn_as_they_are() -> None:
     shown, seen = clusters()
-    figure = draw_views(shown, [seen, seen])
+    figure = draw_spaces(shown, [seen, seen])
     figure.canvas.draw()
     texts = [text for legend in figure.legends for text in legend.get_texts()]
     assert [text.get_text() for text in texts] == ["$x_1$", "_hidden", "plain"]

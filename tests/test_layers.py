@@ -1,6 +1,8 @@
 """Lower layers never import upper ones."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import fewgraft
@@ -22,9 +24,10 @@ LAYERS = (
     },
     {"data", "backbones"},
     {"prototypes", "augment", "model", "heads", "export"},
-    {"episodes", "metrics", "network"},
-    {"evaluation"},
-    {"methods", "training"},
+    {"zoo", "episodes", "metrics", "network"},
+    {"methods"},
+    {"feature_bank", "split_features"},
+    {"training"},
     {"bench", "app"},
     {"cli"},
     {"__main__", "__init__"},
@@ -56,6 +59,37 @@ def test_every_module_has_a_layer_and_looks_down_only() -> None:
         assert home(module) in RANK, f"{home(module)} has no layer: give it one in this test"
         for name in imported(module):
             assert RANK[name] <= RANK[home(module)], f"{module.name} looks up to {name}"
+
+
+def test_a_type_has_one_meaning() -> None:
+    """No two classes or aliases of types share a name."""
+    places: dict[str, list[str]] = {}
+    for module in ROOT.rglob("*.py"):
+        for node in ast.parse(module.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(module.name)
+            elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript):
+                names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+                for name in (n for n in names if n != n.upper()):
+                    places.setdefault(name, []).append(module.name)
+    twice = {name: where for name, where in places.items() if len(where) > 1 and name[0] != "_"}
+    assert twice == {}
+
+
+def test_bench_and_app_do_not_know_each_other() -> None:
+    for own, other in (("bench", "app"), ("app", "bench")):
+        for module in (ROOT / own).rglob("*.py"):
+            assert other not in imported(module), f"{own}/{module.name} imports {other}"
+
+
+def test_methods_do_not_pull_the_network_in() -> None:
+    """A method knows its task; what moves the network is handed one."""
+    code = (
+        "import sys, fewgraft.methods as m; m.methods(); "
+        "print([n for n in sys.modules if n in ('fewgraft.network', 'fewgraft.model')])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
 
 
 def test_the_data_layer_needs_no_torch() -> None:

@@ -16,8 +16,10 @@ from pages import LOOKS, Strict, assert_fit_to_be_seen, words
 from PIL import Image
 from typer.testing import CliRunner
 
-from fewgraft.app.embedding import Embedder, Photo
-from fewgraft.app.findings import (
+from fewgraft.app.features.embedding import Embedder, Photo
+from fewgraft.app.learning.learn import LearnSettings, Outcome, learn
+from fewgraft.app.learning.saving import open_classifier, save_outcome
+from fewgraft.app.report.findings import (
     class_shares,
     crossings,
     doubtful_helpers,
@@ -25,12 +27,10 @@ from fewgraft.app.findings import (
     helpers,
     mistakes,
 )
-from fewgraft.app.learn_report import FAILURES_SHOWN, report_page
-from fewgraft.app.report_photos import MOST_EXAMPLES, MOST_MISTAKES
-from fewgraft.app.review import review_sheet
-from fewgraft.app.saving import open_classifier, save_outcome
-from fewgraft.app.teaching import LearnSettings, Outcome, learn
-from fewgraft.app.thumbnails import SIZE, Names, thumbnail
+from fewgraft.app.report.page import FAILURES_SHOWN, report_page
+from fewgraft.app.report.photos import MOST_EXAMPLES, MOST_MISTAKES
+from fewgraft.app.report.review import review_sheet
+from fewgraft.app.report.thumbnails import SIZE, Names, thumbnail
 from fewgraft.cli import tool
 from fewgraft.data.contact_sheet import LABEL_WIDTH, Strip, draw_strips
 from fewgraft.data.parts import Part
@@ -83,7 +83,7 @@ def saved(photos: list[Photo], folder: Path, names: tuple[bytes, ...] = ()) -> l
 def outcome(
     icons: ImageStore, embed: Embedder, tmp_path_factory: pytest.TempPathFactory
 ) -> Outcome:
-    """A lesson with everything: a pile, check photos, hostile names, photos that broke since."""
+    """A lesson with everything: U, check photos, hostile names, photos that broke since."""
     root = tmp_path_factory.mktemp("photos of icons")
     labels = novel(icons)[:3]
     names = [HOSTILE_CLASS, *(icons.classes[label] for label in labels[1:])]
@@ -93,16 +93,16 @@ def outcome(
     }
     mixed = [p for label in labels for p in of_class(icons, label)[5:35]]
     mixed += list(icons.indices(Part.BASE_TEST)[:400:4])
-    pile = saved(pixels(icons, mixed), root / "pile", HOSTILE_FILES)
+    unlabelled = saved(pixels(icons, mixed), root / "pile", HOSTILE_FILES)
     for number in range(FAILURES_SHOWN + 3):
         broken = root / "pile" / f"<b>{number}.png"
         broken.write_bytes(b"")
-        pile.append(broken)
+        unlabelled.append(broken)
     check = {
         icons.classes[label]: saved(pixels(icons, list(own[:3])), root / "check" / str(label))
         for label, own in list(icons.by_class(Part.BASE_VAL).items())[:30]
     }
-    done = learn(embed.model, examples, pile, check, embedder=embed)
+    done = learn(embed.model, examples, unlabelled, check, embedder=embed)
     gone = examples[names[1]][0]
     assert isinstance(gone, Path)
     gone.unlink()
@@ -131,8 +131,9 @@ def test_the_headline_counts_what_was_lost_and_gained(outcome: Outcome, text: st
     recognised = sum(a == b for a, b in zip(left_out.truth, left_out.after, strict=True))
     assert f"{100 * recognised / 15:.1f} % of them are recognised" in said
     assert f"before: {100 * check.accuracy_before:.1f} %" in said
-    assert outcome.used_pile
-    assert f"Of the 190 photos in the pile, {(outcome.pile.step > 0).sum()} helped a class" in said
+    assert outcome.used_unlabelled
+    helped = (outcome.unlabelled.step > 0).sum()
+    assert f"Of the 190 photos in the pile, {helped} helped a class" in said
     assert sections(text) == SECTIONS
 
 
@@ -184,13 +185,13 @@ def test_bars_begin_with_the_class_that_lost_most(outcome: Outcome) -> None:
 
 
 def test_helpers_are_weightiest_first_and_of_their_class(outcome: Outcome, text: str) -> None:
-    pile = outcome.pile
+    unlabelled = outcome.unlabelled
     together = [row for name in outcome.taught for row in helpers(outcome, name)]
-    assert sorted(together) == np.flatnonzero(pile.step > 0).tolist()
+    assert sorted(together) == np.flatnonzero(unlabelled.step > 0).tolist()
     for label, name in enumerate(outcome.taught):
         rows = helpers(outcome, name)
-        assert all(pile.helped[row] == label for row in rows)
-        assert sorted(pile.weight[rows], reverse=True) == pile.weight[rows].tolist()
+        assert all(unlabelled.helped[row] == label for row in rows)
+        assert sorted(unlabelled.weight[rows], reverse=True) == unlabelled.weight[rows].tolist()
         assert len(rows) > MOST_EXAMPLES
     assert text.count('class="right"') == 3 * MOST_EXAMPLES
     assert text.count('class="support"') == 15
@@ -206,10 +207,10 @@ def test_likely_mistakes_are_those_and_no_others(outcome: Outcome) -> None:
     spoilt = [one.was_right for one in found]
     assert spoilt == sorted(spoilt, reverse=True), "what the lesson spoilt comes first"
     for row in doubtful_helpers(outcome):
-        answer = outcome.model.card.classes[outcome.pile.answer[row]]
-        meant = outcome.taught[outcome.pile.helped[row]]
-        assert outcome.pile.step[row] > 0
-        assert answer != meant or outcome.pile.margin[row] < 0.3
+        answer = outcome.model.card.classes[outcome.unlabelled.answer[row]]
+        meant = outcome.taught[outcome.unlabelled.helped[row]]
+        assert outcome.unlabelled.step[row] > 0
+        assert answer != meant or outcome.unlabelled.margin[row] < 0.3
     all_wrong = replace(check, after=("nothing",) * 90)
     page = report_page(replace(outcome, check=all_wrong))
     assert page.count('class="wrong"') == MOST_MISTAKES
@@ -239,8 +240,10 @@ def test_numbers_are_not_said_to_be_more_than_they_are(outcome: Outcome, text: s
 # --- lessons with less in them ---
 
 
-def test_a_pile_that_did_harm_is_told_in_words(icons: ImageStore, embed: Embedder) -> None:
-    """A pile of another class that looks like one of the new ones."""
+def test_an_unlabelled_set_that_did_harm_is_told_in_words(
+    icons: ImageStore, embed: Embedder
+) -> None:
+    """An unlabelled set of another class that looks like one of the new ones."""
     first, second, other = novel(icons)[5:8]
     new = {icons.classes[c]: pixels(icons, of_class(icons, c)[:3]) for c in (first, second)}
     done = learn(embed.model, new, pixels(icons, of_class(icons, other)[:60]), embedder=embed)
@@ -254,7 +257,7 @@ def test_a_pile_that_did_harm_is_told_in_words(icons: ImageStore, embed: Embedde
     assert 'id="review"' in page, "labels would still help"
 
 
-def test_single_shots_without_a_pile_and_without_a_check(
+def test_single_shots_without_an_unlabelled_set_and_without_a_check(
     icons: ImageStore, embed: Embedder
 ) -> None:
     new = {icons.classes[c]: pixels(icons, of_class(icons, c)[:1]) for c in novel(icons)[:7]}
@@ -350,13 +353,13 @@ def test_the_review_sheet_shows_each_photo_in_its_place(outcome: Outcome) -> Non
     packed = review_sheet(outcome)
     assert packed
     sheet = Image.open(io.BytesIO(packed))
-    pile = outcome.pile
-    assert len(pile.review) == 20
-    for place, row in enumerate(pile.review):
+    unlabelled = outcome.unlabelled
+    assert len(unlabelled.review) == 20
+    for place, row in enumerate(unlabelled.review):
         left = LABEL_WIDTH + place % 8 * (SIZE + 4)
         top = 4 + place // 8 * (SIZE + 4 + 36)
         cell = sheet.crop((left, top, left + SIZE, top + SIZE))
-        image = thumbnail(pile.photos[row])
+        image = thumbnail(unlabelled.photos[row])
         assert image
         np.testing.assert_array_equal(np.asarray(cell), np.asarray(image))
         under: Pixels = np.asarray(sheet.crop((left, top + SIZE, left + SIZE, top + SIZE + 30)))
@@ -379,7 +382,7 @@ def test_a_lesson_leaves_the_sheet_and_perhaps_a_report(
     save_outcome(outcome, tmp_path / "with", text)
     assert (tmp_path / "with" / "report.html").read_text() == text
     assert (tmp_path / "with" / "review.png").read_bytes() == review_sheet(outcome)
-    none = replace(outcome, pile=replace(outcome.pile, review=()))
+    none = replace(outcome, unlabelled=replace(outcome.unlabelled, review=()))
     save_outcome(none, tmp_path / "without")
     left = {path.name for path in (tmp_path / "without").iterdir()}
     assert not left & {"report.html", "review.png"}

@@ -9,13 +9,20 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fewgraft.app import lesson as lessons
-from fewgraft.app.base import best_gamma, left_out_cosines
-from fewgraft.app.judging import Answer, Judged, Trial, choose_threshold, count_of, hold_back
-from fewgraft.app.lesson import AS_MANY_AS, Known, Lesson, left_out_logits
+from fewgraft.app.learning import lesson as lessons
+from fewgraft.app.learning.base import best_gamma, left_out_cosines
+from fewgraft.app.learning.judging import (
+    Judged,
+    JudgedLesson,
+    Trial,
+    choose_threshold,
+    count_of,
+    hold_back,
+)
+from fewgraft.app.learning.lesson import AS_MANY_AS, Known, Lesson, left_out_logits
 from fewgraft.methods.base import Task
 from fewgraft.methods.prototype_refinement import PrototypeRefinement
-from fewgraft.prototypes import Refinement, cosine_logits
+from fewgraft.prototypes import Refinement, cosine_logits, directions
 
 pytestmark = pytest.mark.numerical
 
@@ -27,7 +34,7 @@ def features(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, D, generator=torch.Generator().manual_seed(seed))
 
 
-def make(names: tuple[str, ...] = ("x", "y", "z"), pile: int = 50) -> Lesson:
+def make(names: tuple[str, ...] = ("x", "y", "z"), unlabelled: int = 50) -> Lesson:
     known = Known(
         tuple(f"old {k}" for k in range(K)),
         normalize(features(0, K), dim=-1),
@@ -36,20 +43,20 @@ def make(names: tuple[str, ...] = ("x", "y", "z"), pile: int = 50) -> Lesson:
         tuple(range(1, K + 1)),
     )
     labels = torch.tensor([0, 1, 1, 2, 2, 2])  # unequal shots
-    return Lesson(known, names, features(1, 6), labels, features(2, pile).numpy(), HOW)
+    return Lesson(known, names, features(1, 6), labels, features(2, unlabelled).numpy(), HOW)
 
 
 @pytest.mark.parametrize("part", [7, 50, 4096])
 def test_a_lesson_is_the_benchmarks_method(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lessons, "PART", part)
     lesson = make()
-    pile = torch.from_numpy(lesson.pile)[None]
+    unlabelled = directions(torch.from_numpy(lesson.unlabelled))[None]
     task = Task(
         3,
-        lesson.support[None],
+        directions(lesson.support)[None],
         lesson.labels[None],
-        pile,
-        cosine_logits(pile, lesson.known.weights, 9.0),
+        unlabelled,
+        cosine_logits(unlabelled, lesson.known.weights, 9.0),
         lesson.known.weights,
         9.0,
         torch.zeros(1),
@@ -58,7 +65,7 @@ def test_a_lesson_is_the_benchmarks_method(part: int, monkeypatch: pytest.Monkey
     expected = method.fit(task).novel[0]
     learnt = lesson.learnt()
     torch.testing.assert_close(learnt.novel, expected)
-    assert not torch.allclose(lesson.learnt(with_pile=False).novel, expected, atol=1e-3)
+    assert not torch.allclose(lesson.learnt(with_unlabelled=False).novel, expected, atol=1e-3)
     assert learnt.known.classes == (*lesson.known.classes, "x", "y", "z")
     assert learnt.known.examples == (1, 2, 3, 4, 5, 6, 1, 2, 3)
     torch.testing.assert_close(learnt.known.weights[:K], lesson.known.weights)
@@ -66,7 +73,7 @@ def test_a_lesson_is_the_benchmarks_method(part: int, monkeypatch: pytest.Monkey
 
 def test_a_class_named_again_remembers_what_it_was() -> None:
     lesson = make(("x", "old 4", "z"))
-    learnt = lesson.learnt(with_pile=False)
+    learnt = lesson.learnt(with_unlabelled=False)
     assert learnt.known.classes == (*lesson.known.classes, "x", "z")
     assert learnt.known.examples[4] == 5 + 2
     directions = normalize(lesson.support, dim=-1)
@@ -74,16 +81,16 @@ def test_a_class_named_again_remembers_what_it_was() -> None:
     torch.testing.assert_close(learnt.known.weights[4], expected)
     torch.testing.assert_close(learnt.known.weights[:4], lesson.known.weights[:4])
     many = replace(lesson, known=replace(lesson.known, examples=(1000,) * K))
-    bounded = many.learnt(with_pile=False).known.weights[4]
+    bounded = many.learnt(with_unlabelled=False).known.weights[4]
     whole = AS_MANY_AS * lesson.known.weights[4] + directions[1] + directions[2]
     torch.testing.assert_close(bounded, normalize(whole, dim=-1))
-    with_pile = lesson.learnt().pile_parts()
-    assert next(with_pile).logits.shape == (50, K + 2)
+    with_unlabelled = lesson.learnt().unlabelled_parts()
+    assert next(with_unlabelled).logits.shape == (50, K + 2)
 
 
 def test_left_out_examples_had_no_say() -> None:
     lesson = make()
-    places, logits = left_out_logits(lesson, with_pile=False)
+    places, logits = left_out_logits(lesson, with_unlabelled=False)
     assert places == [1, 2, 3, 4, 5], "the only example of x cannot be left out"
     directions = normalize(lesson.support, dim=-1)
     for place, row in zip(places, logits, strict=True):
@@ -96,19 +103,21 @@ def test_left_out_examples_had_no_say() -> None:
 def test_the_record_tells_when_a_picture_began_to_help() -> None:
     lesson = make()
     near = normalize(lesson.support[1] + lesson.support[2], dim=-1).numpy()
-    lesson = replace(lesson, pile=np.concatenate([[near], -lesson.pile]).astype(np.float32))
+    lesson = replace(
+        lesson, unlabelled=np.concatenate([[near], -lesson.unlabelled]).astype(np.float32)
+    )
     learnt = lesson.learnt()
     assert learnt.step_helped[0] == 1
     assert len(learnt.step_helped) == 51
     never = learnt.step_helped == 0
-    weights = next(learnt.pile_parts()).weights
+    weights = next(learnt.unlabelled_parts()).weights
     assert weights[0].argmax() == 1
     assert never.any()
-    assert not len(lesson.learnt(with_pile=False).step_helped)
+    assert not len(lesson.learnt(with_unlabelled=False).step_helped)
 
 
 def test_new_classes_are_held_back_just_enough() -> None:
-    learnt = make().learnt(with_pile=False)
+    learnt = make().learnt(with_unlabelled=False)
     photos, labels = features(5, 200), torch.arange(200) % K
     photos = photos + 2 * learnt.known.weights[labels]
     logits = learnt.known.logits(photos)
@@ -176,11 +185,11 @@ def test_a_lesson_at_exactly_its_tolerance_is_accepted(hundredths: int) -> None:
                 assert answered(photos, before, before - allowed - 1).loses_more_than(tolerance)
 
 
-def test_the_pile_is_judged_by_counts() -> None:
+def test_the_unlabelled_set_is_judged_by_counts() -> None:
     learnt = make().learnt()
     left_out = answered(0, 0, 0)
     for after, harmful in ((169, False), (168, True)):
-        one = Answer(learnt, answered(200, 173, after), left_out)
+        one = JudgedLesson(learnt, answered(200, 173, after), left_out)
         assert bool(Trial(one, one).harm(0.02)) is harmful
 
 
@@ -190,7 +199,9 @@ def test_new_classes_are_held_back_by_counts(tolerance: float, held: bool) -> No
     known = Known(("a", "b"), torch.eye(4)[:2], 10.0, torch.zeros(2), (1, 1))
     support = normalize(torch.tensor([[1.0, 0.0, 1.0, 0.0]]), dim=-1)
     none = np.empty((0, 4), np.float32)
-    learnt = Lesson(known, ("new",), support, torch.tensor([0]), none, HOW).learnt(with_pile=False)
+    learnt = Lesson(known, ("new",), support, torch.tensor([0]), none, HOW).learnt(
+        with_unlabelled=False
+    )
     check = torch.cat([support.repeat(29, 1), torch.eye(4)[1:2].repeat(71, 1)])
     labels = torch.tensor([0] * 29 + [1] * 71)
     assert (hold_back(learnt, check, labels, tolerance) < 0) is held

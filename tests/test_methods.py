@@ -74,31 +74,31 @@ class Problem:
 
 def problem(
     shots: tuple[int, ...] = (1, 1, 1),
-    pile_novel: int = 4,
-    pile_base: int = 3,
+    unlabelled_novel: int = 4,
+    unlabelled_base: int = 3,
     n_base: int = BASE,
     repeated: int = 0,
     plain: bool = False,
 ) -> Problem:
-    """A few episodes; the pile holds so many pictures of each class, `repeated` of them again."""
+    """A few episodes; U holds so many pictures of each class, `repeated` of them again."""
     here = world(plain)
     rows: list[list[list[int]]] = [[[] for _ in range(EPISODES)] for _ in range(5)]
-    support, labels, pile, query, answers = rows
+    support, labels, unlabelled, query, answers = rows
     for e in range(EPISODES):
         rng = np.random.default_rng(e)
         novel = BASE + rng.permutation(CLASSES - BASE)[:WAYS]
         for way, label in enumerate(novel.tolist()):
             support[e] += choose(rng, label, shots[way])
             labels[e] += [way] * shots[way]
-            pile[e] += choose(rng, label, pile_novel, first=5)
+            unlabelled[e] += choose(rng, label, unlabelled_novel, first=5)
             query[e] += choose(rng, label, QUERIES // WAYS, first=20)
             answers[e] += [n_base + way] * (QUERIES // WAYS)
         for label in range(n_base):
-            pile[e] += choose(rng, label, pile_base)
+            unlabelled[e] += choose(rng, label, unlabelled_base)
             query[e] += choose(rng, label, 2, first=15)
             answers[e] += [label] * 2
-        pile[e] += pile[e][:1] * repeated
-    s, u, q = (torch.tensor(part, dtype=torch.int64) for part in (support, pile, query))
+        unlabelled[e] += unlabelled[e][:1] * repeated
+    s, u, q = (torch.tensor(part, dtype=torch.int64) for part in (support, unlabelled, query))
     u = u.view(EPISODES, -1)
     gamma, weights = 10.0, here.weights[:n_base]
     features = {name: here.features(part) for name, part in (("s", s), ("u", u), ("q", q))}
@@ -210,8 +210,8 @@ def test_a_query_is_answered_whoever_else_asks(name: str, n_base: int) -> None:
 
 
 @every_method
-def test_an_empty_pile_gives_the_inductive_answer(name: str, n_base: int) -> None:
-    p = problem(n_base=n_base, pile_novel=0, pile_base=0)
+def test_an_empty_unlabelled_set_gives_the_inductive_answer(name: str, n_base: int) -> None:
+    p = problem(n_base=n_base, unlabelled_novel=0, unlabelled_base=0)
     assert p.task.unlabelled.shape[1] == 0
     close(answer(quick(name), p), answer(NearestPrototype(), p))
 
@@ -224,14 +224,14 @@ def test_equal_and_unequal_shots(name: str, n_base: int, shots: tuple[int, ...])
 
 @every_method
 @pytest.mark.parametrize(("novel", "base"), [(4, 0), (0, 4), (1, 0)])
-def test_piles_of_one_kind(name: str, n_base: int, novel: int, base: int) -> None:
-    p = problem(pile_novel=novel, pile_base=base, n_base=n_base)
+def test_unlabelled_sets_of_one_kind(name: str, n_base: int, novel: int, base: int) -> None:
+    p = problem(unlabelled_novel=novel, unlabelled_base=base, n_base=n_base)
     logits = answer(quick(name), p)
     assert torch.isfinite(logits).all()
 
 
 @every_method
-def test_a_pile_of_one_picture(name: str, n_base: int) -> None:
+def test_an_unlabelled_set_of_one_picture(name: str, n_base: int) -> None:
     p = problem(n_base=n_base)
     assert p.task.pictures is not None
     one = dataclasses.replace(
@@ -250,37 +250,6 @@ def test_a_repeated_picture_does_no_harm(name: str, n_base: int) -> None:
         (answer(quick(name), p).argmax(-1) == p.answers).double().mean() for p in (once, twice)
     ]
     assert right[1] >= right[0] - 0.1
-
-
-@every_method
-def test_the_size_of_features_does_not_matter(name: str, n_base: int) -> None:
-    if method_spec(name).method.moves_network:
-        pytest.skip("features are the network's own")
-    # A power of two: no feature is rounded, so that the size is all that changes. Which vertices of
-    # a graph are neighbours may hang on the last bit.
-    p = problem(n_base=n_base)
-    larger = dataclasses.replace(
-        p,
-        task=dataclasses.replace(
-            p.task, support=8 * p.task.support, unlabelled=8 * p.task.unlabelled
-        ),
-        queries=dataclasses.replace(p.queries, features=8 * p.queries.features),
-    )
-    close(answer(quick(name), larger), answer(quick(name), p))
-
-
-@every_method
-def test_lengths_that_are_known_change_nothing(name: str, n_base: int) -> None:
-    p = problem(n_base=n_base)
-    of_pile, of_queries = (
-        1 / x.norm(dim=-1, keepdim=True) for x in (p.task.unlabelled, p.queries.features)
-    )
-    known = dataclasses.replace(
-        p,
-        task=dataclasses.replace(p.task, inverse=of_pile),
-        queries=dataclasses.replace(p.queries, inverse=of_queries),
-    )
-    close(answer(quick(name), known), answer(quick(name), p))
 
 
 @every_method
@@ -377,7 +346,7 @@ def test_propagation_solves_the_same_problem_sparse_and_dense() -> None:
         torch.testing.assert_close(dense[e], f / f.sum(1, keepdim=True), rtol=1e-6, atol=1e-9)
 
 
-def test_a_large_pile_is_solved_sparsely_to_the_same_answer() -> None:
+def test_a_large_unlabelled_set_is_solved_sparsely_to_the_same_answer() -> None:
     p = problem(shots=(2, 2, 2))
     close(answer(LabelPropagation(dense_up_to=0), p), answer(LabelPropagation(), p))
 

@@ -18,13 +18,13 @@ import pytest
 import torch
 
 from fewgraft.bench import ray_engine as module
-from fewgraft.bench.models import ZOO
 from fewgraft.bench.ray_engine import Greeting, RayEngine, check_versions, ray_engine
 from fewgraft.bench.results import Results
 from fewgraft.bench.runner import Bench, Job, in_this_process, run, versions
 from fewgraft.episodes import EpisodeSettings
 from fewgraft.errors import FewgraftError
 from fewgraft.metrics import Scores
+from fewgraft.zoo import ZOO
 
 EPISODES = {"s2i": 150, "semi-fsl": 400}  # several chunks each
 needs_ray = pytest.mark.skipif(

@@ -17,7 +17,6 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from fewgraft.bench import report
-from fewgraft.bench.models import models_folder
 from fewgraft.bench.ratio import Curve, Sweep, Swept, draw_sweeps
 from fewgraft.bench.report import (
     LOOKED_AT,
@@ -30,7 +29,7 @@ from fewgraft.bench.report import (
     find,
     headline,
     made_of,
-    pile_weights,
+    unlabelled_weights,
     write_figure,
 )
 from fewgraft.bench.report_page import page, summary, table, thumbnail
@@ -45,6 +44,7 @@ from fewgraft.html import tag
 from fewgraft.methods.prototype_refinement import PrototypeRefinement
 from fewgraft.metrics import Interval
 from fewgraft.training.recipe import load_recipe
+from fewgraft.zoo import models_folder
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
@@ -93,7 +93,7 @@ def the_row(results: Results, method: str, setting: str = "s2i", shots: int = 1)
 # --- what it tells ---
 
 
-def test_the_pile_weights_are_those_that_made_the_prototypes(
+def test_the_unlabelled_set_weights_are_those_that_made_the_prototypes(
     results: Results, bench: Bench
 ) -> None:
     """The weighted mean, picture by picture, is the prototype that the method answers with."""
@@ -101,8 +101,8 @@ def test_the_pile_weights_are_those_that_made_the_prototypes(
         job = job_of(the_row(results, method))
         refinement = job.configured
         assert isinstance(refinement, PrototypeRefinement)
-        task = bench.gallery(job).task(bench.episodes(job)[0], slice(0, 2), pictures=False)
-        weights = pile_weights(refinement, task)
+        task = bench.split_features(job).task(bench.episodes(job)[0], slice(0, 2), pictures=False)
+        weights = unlabelled_weights(refinement, task)
         fitted = refinement.fit(task).novel
         for e in range(2):
             for way in range(5):
@@ -112,12 +112,12 @@ def test_the_pile_weights_are_those_that_made_the_prototypes(
                 for feature, weight in zip(task.unlabelled[e], weights[e, :, way], strict=True):
                     total += weight * feature / feature.norm()
                 torch.testing.assert_close(total / total.norm(), fitted[e, way])
-        still = pile_weights(refinement.changed(steps=0), task)
+        still = unlabelled_weights(refinement.changed(steps=0), task)
         assert still.shape == weights.shape
         assert not still.any()
 
 
-def test_pictures_of_the_pile_say_what_they_truly_are(
+def test_pictures_of_the_unlabelled_set_say_what_they_truly_are(
     icons: ImageStore, results: Results, bench: Bench
 ) -> None:
     row = the_row(results, LOOKED_AT[1])
@@ -126,19 +126,19 @@ def test_pictures_of_the_pile_say_what_they_truly_are(
     assert [made.name for made in classes] == [
         icons.classes[c] for c in episodes.classes[3].tolist()
     ]
-    pile = set(episodes.unlabelled[3].tolist())
+    unlabelled = set(episodes.unlabelled[3].tolist())
     for way, made in enumerate(classes):
         assert made.support == (episodes.support[3, way].item(),)
         assert made.there == 30
         assert 0 < made.right_weight <= made.weight
-        shown = [*made.pile, *made.mistakes]
+        shown = [*made.unlabelled, *made.mistakes]
         assert len({one.picture for one in shown}) == len(shown)
-        weights = [one.weight for one in made.pile]
+        weights = [one.weight for one in made.unlabelled]
         assert weights == sorted(weights, reverse=True)
         assert all(0 <= one.weight <= min(weights) for one in made.mistakes)
         assert not any(one.right for one in made.mistakes)
         for one in shown:
-            assert one.picture in pile
+            assert one.picture in unlabelled
             assert one.name == icons.classes[icons.labels[one.picture]]
             assert one.right == (one.name == made.name)
             place = episodes.unlabelled[3].tolist().index(one.picture)
@@ -248,7 +248,7 @@ def test_names_are_escaped(findings: Findings) -> None:
         replace(
             one,
             name=hostile,
-            pile=tuple(replace(p, name=hostile) for p in one.pile),
+            unlabelled=tuple(replace(p, name=hostile) for p in one.unlabelled),
             mistakes=tuple(replace(p, name=hostile) for p in one.mistakes),
         )
         for one in findings.made

@@ -27,15 +27,15 @@ from pages import LOOKS, logged
 from PIL import Image
 from typer.testing import CliRunner
 
-from fewgraft.app.embedding import Embedder
-from fewgraft.app.predicting import predict
-from fewgraft.app.saving import open_classifier
+from fewgraft.app.features.embedding import Embedder
+from fewgraft.app.learning.predicting import predict
+from fewgraft.app.learning.saving import open_classifier
 from fewgraft.app.server import guard, lessons, refusals, uploads, versions
-from fewgraft.bench.models import ZOO
 from fewgraft.cli import app, serve
 from fewgraft.data.store import ImageStore
 from fewgraft.errors import FewgraftError
 from fewgraft.progress import json_lines
+from fewgraft.zoo import ZOO
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome

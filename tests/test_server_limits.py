@@ -25,8 +25,8 @@ from PIL import Image
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fewgraft.app.embedding import Embedder
-from fewgraft.app.saving import open_classifier
+from fewgraft.app.features.embedding import Embedder
+from fewgraft.app.learning.saving import open_classifier
 from fewgraft.app.server import connections, guard, log
 from fewgraft.app.server.api import create_app
 from fewgraft.app.server.guard import Guard
@@ -38,8 +38,8 @@ from fewgraft.app.server.scratch import Scratch
 from fewgraft.app.server.uploads import Received, Upload
 from fewgraft.app.server.versions import Versions
 from fewgraft.app.server.zips import unpack
-from fewgraft.bench.models import ZOO
 from fewgraft.errors import FewgraftError
+from fewgraft.zoo import ZOO
 
 PATIENCE = 60  # seconds, before something that should happen is taken not to
 HOST = b"Host: localhost\r\n"

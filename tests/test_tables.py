@@ -17,7 +17,6 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from fewgraft.bench.comparison import compare, comparison_table
-from fewgraft.bench.models import models_folder
 from fewgraft.bench.results import Results, Row, row_id
 from fewgraft.bench.runner import Bench, jobs, run
 from fewgraft.bench.table_formats import FORMATS, latex, markdown, terminal
@@ -38,6 +37,7 @@ from fewgraft.errors import FewgraftError
 from fewgraft.methods import methods
 from fewgraft.metrics import METRICS, Scores, summarise
 from fewgraft.training.recipe import load_recipe
+from fewgraft.zoo import models_folder
 
 Add = Callable[..., Row]
 EPISODES = 40
@@ -575,8 +575,10 @@ def test_rows_of_different_queries_are_not_compared(add: Add, results: Results) 
     for reason, row in others.items():
         with pytest.raises(FewgraftError, match=f"different {reason}\n"):
             compare(results, first.id, row.id)
-    piles = add("+graph", flat(60), novel_share=0.2)
-    assert compare(results, first.id, piles.id).differences["acc"].wins == 4, "the same queries"
+    unlabelled_sets = add("+graph", flat(60), novel_share=0.2)
+    assert compare(results, first.id, unlabelled_sets.id).differences["acc"].wins == 4, (
+        "the same queries"
+    )
     with pytest.raises(FewgraftError) as error:
         compare(results, "+pr:s2i:2", first.id)
     assert error.value.hint == "Did you mean '+pr:s2i:1'?"

@@ -18,14 +18,14 @@ from safetensors.torch import save_file
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import fewgraft
-from fewgraft.app import embedding
-from fewgraft.app.adapting import learn_adapted
-from fewgraft.app.cache import FeatureCache
-from fewgraft.app.embedding import Embedder
 from fewgraft.app.estimator import FewgraftClassifier
-from fewgraft.app.predicting import predict
-from fewgraft.app.saving import open_classifier
-from fewgraft.app.teaching import LearnSettings, learn
+from fewgraft.app.features import embedding
+from fewgraft.app.features.cache import FeatureCache
+from fewgraft.app.features.embedding import Embedder
+from fewgraft.app.learning.adapting import learn_adapted
+from fewgraft.app.learning.learn import LearnSettings, learn
+from fewgraft.app.learning.predicting import predict
+from fewgraft.app.learning.saving import open_classifier
 from fewgraft.cli import main
 from fewgraft.data.parts import Part
 from fewgraft.data.pictures import read_picture
@@ -40,7 +40,7 @@ NEW = ("robot", "sun", "wallet")
 
 @pytest.fixture(scope="module")
 def photos(icons: ImageStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Class folders of real icons: new classes, a pile, old ones to check with."""
+    """Class folders of real icons: new classes, U, old ones to check with."""
     root = tmp_path_factory.mktemp("my photos")
 
     def write(folder: str, pictures: "list[int]") -> None:
@@ -54,18 +54,18 @@ def photos(icons: ImageStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
         label = icons.manifest.classes.index(name)
         return [int(picture) for picture in found[icons.labels[found] == label]]
 
-    pile: list[int] = []
+    unlabelled: list[int] = []
     for name in NEW:
         own = of(Part.NOVEL_TEST, name)
         write(f"new/{name}", own[:4])
-        pile += own[4:24]
+        unlabelled += own[4:24]
         write("inbox", own[24:34])
     for name in icons.base_classes[:40]:
         write(f"old val/{name}", of(Part.BASE_VAL, name)[:4])
-        pile += of(Part.BASE_TEST, name)[:2]
+        unlabelled += of(Part.BASE_TEST, name)[:2]
     for name in icons.base_classes[:6]:
         write(f"old/{name}", of(Part.BASE_TRAIN, name)[:12])
-    write("pile", pile)
+    write("pile", unlabelled)
     return root
 
 
@@ -88,7 +88,7 @@ def bytes_below(folder: Path) -> dict[str, bytes]:
 
 
 def test_three_commands_and_three_more(run: Run, photos: Path, tmp_path: Path) -> None:
-    backbone = Path(fewgraft.__file__).parent / "zoo" / "icons" / "algorithm-2"
+    backbone = Path(fewgraft.__file__).parent / "zoo_models" / "icons" / "algorithm-2"
     done = run("base", photos / "old", "--backbone", backbone, "--out", "v1")
     assert done.returncode == 0, done.stderr
     assert "6 classes from 72 photos" in done.stdout
@@ -100,7 +100,7 @@ def test_three_commands_and_three_more(run: Run, photos: Path, tmp_path: Path) -
     assert "learnt robot (4), sun (4), wallet (4)" in learnt.stdout
     assert bytes_below(tmp_path / "v1") == v1, "going back is using v1"
     assert load_model(tmp_path / "v2").card.classes[-3:] == NEW
-    # Again: what was new is old now; a known class gets more examples; without a pile.
+    # Again: what was new is old now; a known class gets more examples; without U.
     (tmp_path / "newer").mkdir()
     (tmp_path / "newer" / "sun").symlink_to(photos / "old" / "../inbox")
     again = run("learn", "v2", "--new", "newer", "--out", "v3")
@@ -130,9 +130,9 @@ def test_what_a_lesson_leaves_behind(photos: Path, run: Run, tmp_path: Path) -> 
     assert old["before"] - old["after"] <= 0.02 + 1e-6
     assert f"{old['before']:.1%} before, {old['after']:.1%} after" in done.stdout
     assert figures["taught"] == dict.fromkeys(NEW, 4)
-    pile = list(csv.DictReader((tmp_path / "v2" / "pile.csv").open()))
-    assert len(pile) == 140
-    helped = [row for row in pile if row["helped"]]
+    unlabelled = list(csv.DictReader((tmp_path / "v2" / "pile.csv").open()))
+    assert len(unlabelled) == 140
+    helped = [row for row in unlabelled if row["helped"]]
     assert len(helped) == figures["pile"]["helped"] > 10
     assert all(row["helped"] in NEW and 1 <= int(row["step"]) <= 5 for row in helped)
     assert len(list(csv.DictReader((tmp_path / "v2" / "review.csv").open()))) == 7
@@ -240,7 +240,7 @@ def test_a_segment_that_is_not_whole_is_absent(tmp_path: Path) -> None:
     assert not any(key in FeatureCache(tmp_path, 4) for key in rows)
 
 
-def test_a_large_pile_waits_on_disk(
+def test_a_large_unlabelled_set_waits_on_disk(
     photos: Path, model: CosineModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Features beyond a limit are in a file, and few decoded pictures wait for the network."""
@@ -281,8 +281,8 @@ def _generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def test_a_pile_that_does_harm_is_not_used() -> None:
-    """Features: what the pile takes for the new class drags it away from its own examples."""
+def test_an_unlabelled_set_that_does_harm_is_not_used() -> None:
+    """Features: what U takes for the new class drags it away from its own examples."""
     centres = torch.eye(6)
     x, y = blobs(centres[:4], 30, 0.02, 0), np.repeat(["a", "b", "c", "d"], 30)
     base = FewgraftClassifier(steps=10, alpha=1.0).fit(x, y)
@@ -290,8 +290,8 @@ def test_a_pile_that_does_harm_is_not_used() -> None:
     away = blobs(0.6 * centres[4:5] + 0.8 * centres[5:], 300, 0.02, 2)
     learnt, plain = base.learn(new, ["e"] * 4, away), base.learn(new, ["e"] * 4)
     outcome = learnt.outcome_
-    assert outcome.left_out_without_pile.accuracy_after == 1
-    assert not outcome.used_pile
+    assert outcome.left_out_without_unlabelled.accuracy_after == 1
+    assert not outcome.used_unlabelled
     assert "fewer of the new photos" in outcome.why_not
     probe = blobs(centres, 5, 0.1, 3)
     np.testing.assert_allclose(learnt.predict_proba(probe), plain.predict_proba(probe))
@@ -331,7 +331,7 @@ def test_scikit_learns_own_checks(
 
 
 def test_the_estimator_on_photos(photos: Path, tmp_path: Path) -> None:
-    backbone = str(Path(fewgraft.__file__).parent / "zoo" / "icons" / "algorithm-2")
+    backbone = str(Path(fewgraft.__file__).parent / "zoo_models" / "icons" / "algorithm-2")
     files = sorted((photos / "old").glob("*/*"))
     names = [file.parent.name for file in files]
     v1 = fewgraft.FewgraftClassifier(backbone).fit(list(map(str, files)), names)
@@ -388,10 +388,10 @@ def test_the_estimator_on_features(tmp_path: Path) -> None:
 
 def test_a_network_that_moves(photos: Path, model: CosineModel) -> None:
     new = {name: sorted((photos / "new" / name).iterdir()) for name in NEW}
-    pile = sorted((photos / "pile").iterdir())
+    unlabelled = sorted((photos / "pile").iterdir())
     check = {p.name: sorted(p.iterdir()) for p in (photos / "old val").iterdir()}
     start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    outcome = learn_adapted(model, new, pile, check, how=Adaptation(steps=2), keep=False)
+    outcome = learn_adapted(model, new, unlabelled, check, config=Adaptation(steps=2), keep=False)
     moved = [
         name
         for name, tensor in outcome.model.backbone.state_dict().items()
@@ -419,7 +419,7 @@ def test_a_head_that_one_has(photos: Path, model: CosineModel, tmp_path: Path, r
     """The shipped model in two parts, put together again, answers as before."""
     save_file({"fc.weight": 3 * model.weight.detach()}, tmp_path / "head.safetensors")
     (tmp_path / "names.txt").write_text("\n".join(model.card.classes))
-    backbone = Path(fewgraft.__file__).parent / "zoo" / "icons" / "algorithm-2"
+    backbone = Path(fewgraft.__file__).parent / "zoo_models" / "icons" / "algorithm-2"
     done = run(
         *("base", photos / "old val", "--backbone", backbone, "--head", "head.safetensors"),
         *("--names", "names.txt", "--out", "v1"),

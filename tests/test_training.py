@@ -36,7 +36,7 @@ from fewgraft.training.distil import Distil
 from fewgraft.training.log import RunLog
 from fewgraft.training.loop import learning_rate, make_optimiser
 from fewgraft.training.metatrain import Metatrain
-from fewgraft.training.phase import Share
+from fewgraft.training.phase import Shard
 from fewgraft.training.pretrain import Pretrain
 from fewgraft.training.recipe import (
     Distillation,
@@ -104,8 +104,8 @@ def test_recipes_that_are_not_there(tmp_path: Path) -> None:
 
 
 def test_the_rate_warms_up_and_falls_to_nothing() -> None:
-    how = Optimisation(lr=0.2, warm_up=0.1)
-    rates = [learning_rate(how, step, 100) for step in range(100)]
+    config = Optimisation(lr=0.2, warm_up=0.1)
+    rates = [learning_rate(config, step, 100) for step in range(100)]
     assert rates[:3] == pytest.approx([0.2 / 11, 0.4 / 11, 0.6 / 11])
     assert max(rates) == rates[10] == pytest.approx(0.2)
     assert rates[55] == pytest.approx(0.1)
@@ -139,7 +139,7 @@ def test_pretraining_loss_is_the_cross_entropy(colours: ImageStore, recipe: Reci
     )
     model = small_model(colours).eval()
     phase = Pretrain(model, colours, quiet)
-    loss, accuracy = phase.loss(5, Share())
+    loss, accuracy = phase.loss(5, Shard())
     chosen = phase._chosen(5)
     logits = model(model.prepare(torch.from_numpy(colours.pictures[chosen])))
     terms, right = [], 0
@@ -159,7 +159,7 @@ def with_pretraining(recipe: Recipe, **changes: object) -> Recipe:
     return recipe.model_copy(update={"pretraining": section})
 
 
-def test_turned_pictures_come_on_top_and_are_told_by_a_head_of_their_own(
+def test_rotated_pictures_come_on_top_and_are_told_by_a_head_of_their_own(
     colours: ImageStore, recipe: Recipe
 ) -> None:
     quiet = with_pretraining(recipe, augmentation=Augmentation(), small_share=0.0)
@@ -167,20 +167,20 @@ def test_turned_pictures_come_on_top_and_are_told_by_a_head_of_their_own(
     model = small_model(colours).eval()
     plain, phase = (Pretrain(model, colours, r) for r in (quiet, turning))
     rng = torch.Generator().manual_seed(0)
-    pictures, _ = phase._batch(5, Share(), rng)
-    turned, turns = phase._turned(pictures, rng)
+    pictures, _ = phase._batch(5, Shard(), rng)
+    turned, turns = phase._rotated(pictures, rng)
     assert len(turned) == 8
     assert len(set(turns.tolist())) > 1
     for picture, original, quarters in zip(turned, pictures, turns.tolist(), strict=False):
         expected = np.rot90(original.numpy(), quarters, (1, 2))
         np.testing.assert_array_equal(picture.numpy(), expected)
     with torch.no_grad():
-        loss, accuracy = phase.loss(5, Share())
-        upright, same_accuracy = plain.loss(5, Share())
+        loss, accuracy = phase.loss(5, Shard())
+        upright, same_accuracy = plain.loss(5, Shard())
     extra = (loss - upright).item() / 2
     assert 0.5 < extra < 3, "about the logarithm of four"
     assert accuracy == same_accuracy
-    assert {name.split(".")[0] for name, _ in phase.moving()} == {"model", "turn_head"}
+    assert {name.split(".")[0] for name, _ in phase.moving()} == {"model", "rotation_head"}
 
 
 def test_a_run_with_turns_goes_on_where_it_stopped(
@@ -191,7 +191,7 @@ def test_a_run_with_turns_goes_on_where_it_stopped(
     model = small_model(colours)
     phase = Pretrain(model, colours, turning)
     optimiser = make_optimiser(phase)
-    torch.autograd.backward(phase.loss(0, Share())[0])
+    torch.autograd.backward(phase.loss(0, Shard())[0])
     optimiser.step()
     save_checkpoint(tmp_path / "x", Progress("r", 1), phase.learner, optimiser, {})
     other = Pretrain(small_model(colours), colours, turning)
@@ -214,12 +214,12 @@ def test_the_step_may_be_kept_for_either_group_apart(colours: ImageStore, recipe
 def test_distillation_weighs_labels_against_the_teachers_answers(
     colours: ImageStore, recipe: Recipe
 ) -> None:
-    how = Distillation(**recipe.pretraining.model_dump(), weight=0.25, temperature=2.0)
+    config = Distillation(**recipe.pretraining.model_dump(), weight=0.25, temperature=2.0)
     student, teacher = small_model(colours).eval(), small_model(colours).eval()
     with torch.no_grad():
         student.weight.add_(0.5 * torch.randn(student.weight.shape, generator=generator(1)))
-    phase = Distil(student, teacher, colours, recipe, how)
-    pictures, labels = phase._batch(3, Share(), generator(2))
+    phase = Distil(student, teacher, colours, recipe, config)
+    pictures, labels = phase._batch(3, Shard(), generator(2))
     with torch.no_grad():
         logits = student(pictures)
         found = phase._class_loss(logits, labels, pictures).item()
@@ -238,12 +238,12 @@ def test_distillation_weighs_labels_against_the_teachers_answers(
 
 
 def test_distillation_ends_between_teacher_and_student(colours: ImageStore, recipe: Recipe) -> None:
-    how = Distillation(**recipe.pretraining.model_dump(), teacher_share=0.25)
+    config = Distillation(**recipe.pretraining.model_dump(), teacher_share=0.25)
     teacher, student = small_model(colours), small_model(colours)
     with torch.no_grad():
         for parameter in student.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
-    phase = Distil(student, teacher, colours, recipe, how)
+    phase = Distil(student, teacher, colours, recipe, config)
     before = {name: tensor.clone() for name, tensor in student.state_dict().items()}
     figures = phase.validate()
     for name, tensor in student.state_dict().items():
@@ -259,8 +259,8 @@ def test_a_run_with_distillation_teaches_itself(
     colours: ImageStore, recipe: Recipe, tmp_path: Path
 ) -> None:
     short = recipe.pretraining.model_copy(update={"steps": 4, "validate_every": 4})
-    how = Distillation(**short.model_dump())
-    twice = recipe.model_copy(update={"pretraining": short, "distillation": how})
+    config = Distillation(**short.model_dump())
+    twice = recipe.model_copy(update={"pretraining": short, "distillation": config})
     metrics = train(twice, colours, tmp_path / "run", ["pre-trained"])
     assert set(metrics) == {"teacher", "pre-trained"}
     first, second = (load_model(tmp_path / "run" / name) for name in metrics)
@@ -277,7 +277,7 @@ def plain_episode_loss(
     The rows of W_b that belong to the episode's classes are overwritten by the prototypes, and the
     loss is N_b-way with the original labels.
     """
-    episodes, answers = phase._sample(step, Share())
+    episodes, answers = phase._sample(step, Shard())
     losses: list[float] = []
 
     def features(indices: Tensor) -> Tensor:
@@ -294,15 +294,15 @@ def plain_episode_loss(
             mean = support[ways == way].mean(0)
             weights[label] = mean / mean.norm()
         if refines:
-            pile = features(episodes.unlabelled[e])
-            belief = (model.gamma * pile @ weights.T).softmax(-1)
+            unlabelled = features(episodes.unlabelled[e])
+            belief = (model.gamma * unlabelled @ weights.T).softmax(-1)
             for way, label in enumerate(classes):
                 own = support[ways == way]
-                total = (belief[:, label, None] * pile).sum(0) + own.sum(0)
+                total = (belief[:, label, None] * unlabelled).sum(0) + own.sum(0)
                 mean = total / (belief[:, label].sum() + len(own))
                 weights[label] = mean / mean.norm()
         logits = model.gamma * query @ weights.T
-        for row, label in zip(logits, answers.query_labels[e].tolist(), strict=True):
+        for row, label in zip(logits, answers[e].tolist(), strict=True):
             original = label if label < episodes.n_base else classes[label - episodes.n_base]
             losses.append((row.logsumexp(0) - row[original]).item())
     return sum(losses) / len(losses)
@@ -325,19 +325,19 @@ def test_meta_training_is_the_papers_loop_body(
         algorithm,  # type: ignore[arg-type]
     )
     for step in (0, 1):
-        loss, _ = phase.loss(step, Share())
+        loss, _ = phase.loss(step, Shard())
         with torch.no_grad():
             expected = plain_episode_loss(phase, colours, model, step, refines=algorithm == 2)
         assert loss.item() == pytest.approx(expected, rel=1e-4)
 
 
-def test_algorithm_2_learns_from_the_pile_through_the_pseudo_labels(
+def test_algorithm_2_learns_from_the_unlabelled_set_through_the_pseudo_labels(
     colours: ImageStore, recipe: Recipe
 ) -> None:
     model = small_model(colours)
     phase = Metatrain(model, colours, recipe, 2)
     phase.set_mode()
-    torch.autograd.backward(phase.loss(0, Share())[0])
+    torch.autograd.backward(phase.loss(0, Shard())[0])
     names = {name for name, _ in phase.moving()}
     assert "weight" in names
     assert "gamma" in names
@@ -356,37 +356,37 @@ def test_disjoint_training_classes_need_no_overwriting(tmp_path: Path, recipe: R
     assert not store.rehearses_on_base
     model = small_model(store)
     phase = Metatrain(model, store, recipe, 2)
-    episodes, answers = phase._sample(0, Share())
+    episodes, answers = phase._sample(0, Shard())
     assert episodes.n_base == 5
     assert set(episodes.classes.flatten().tolist()) <= {5, 6}
-    assert answers.query_labels.max() == 6
-    assert torch.isfinite(phase.loss(0, Share())[0])
+    assert answers.max() == 6
+    assert torch.isfinite(phase.loss(0, Shard())[0])
 
 
 @pytest.mark.parametrize("moves", ["all", "last-block"])
-def test_turned_base_classes_can_be_the_novel_ones(
+def test_rotated_base_classes_can_be_the_novel_ones(
     colours: ImageStore, recipe: Recipe, moves: str
 ) -> None:
     section = recipe.metatraining.model_copy(
-        update={"novel": "turned", "moves": moves, "augmentation": Augmentation()}
+        update={"novel": "rotated", "moves": moves, "augmentation": Augmentation()}
     )
     model = small_model(colours).eval()
     phase = Metatrain(model, colours, recipe.model_copy(update={"metatraining": section}), 2)
-    episodes, answers = phase._sample(1, Share())
+    episodes, answers = phase._sample(1, Shard())
     n = len(colours)
     assert (episodes.support >= n).all(), "every novel picture is turned"
     assert int(episodes.classes.min()) >= len(colours.classes)
-    base = episodes.query[answers.query_labels < episodes.n_base]
+    base = episodes.query[answers < episodes.n_base]
     assert len(base)
     assert (base < n).all(), "base pictures stand upright"
-    features = phase._embedder(episodes.support, 0, 1, Share())
+    features = phase._embedder(episodes.support, 0, 1, Shard())
     for e in range(len(episodes)):
         for place, index in enumerate(episodes.support[e].tolist()):
             turned = np.rot90(colours.pictures[index % n], index // n, (0, 1)).copy()
             with torch.no_grad():
                 expected = model.embed(model.prepare(torch.from_numpy(turned)[None]))[0]
             torch.testing.assert_close(features[e, place].detach(), expected, rtol=1e-4, atol=1e-5)
-    assert torch.isfinite(phase.loss(1, Share())[0])
+    assert torch.isfinite(phase.loss(1, Shard())[0])
 
 
 @pytest.mark.parametrize("algorithm", [1, 2])
@@ -395,7 +395,7 @@ def test_shares_of_a_step_make_the_whole(
 ) -> None:
     """Two processes with half the episodes each: their mean gradient is that of one process."""
     gradients = []
-    for shares in ([Share()], [Share(0, 2), Share(1, 2)]):
+    for shares in ([Shard()], [Shard(0, 2), Shard(1, 2)]):
         model = small_model(colours)
         phase = Metatrain(model, colours, recipe, algorithm)  # type: ignore[arg-type]
         phase.set_mode()
@@ -411,14 +411,14 @@ def test_another_seed_trains_on_other_episodes(colours: ImageStore, recipe: Reci
     for seed in (0, 1):
         other = recipe.model_copy(update={"seed": seed})
         phase = Metatrain(small_model(colours), colours, other, 2)
-        drawn.append([phase._sample(step, Share())[0].hash for step in range(3)])
+        drawn.append([phase._sample(step, Shard())[0].hash for step in range(3)])
     assert len({*drawn[0], *drawn[1]}) == 6
 
 
 def test_too_many_processes_are_refused(colours: ImageStore, recipe: Recipe) -> None:
     phase = Metatrain(small_model(colours), colours, recipe, 1)
     with pytest.raises(FewgraftError, match="5 processes cannot share 2 episodes"):
-        phase.loss(0, Share(4, 5))
+        phase.loss(0, Shard(4, 5))
 
 
 # --- whole runs ---
@@ -480,7 +480,7 @@ def test_checkpoints_hold_everything(colours: ImageStore, recipe: Recipe, tmp_pa
     optimiser = make_optimiser(phase)
     for step in range(3):
         optimiser.zero_grad()
-        torch.autograd.backward(phase.loss(step, Share())[0])
+        torch.autograd.backward(phase.loss(step, Shard())[0])
         optimiser.step()
     progress = Progress("run a", step=3, best_step=2, best_score=1.5, history=[{"step": 2.0}])
     path = tmp_path / "x.checkpoint"

@@ -6,13 +6,15 @@ import pytest
 import torch
 from conftest import CIFAR, needs_cifar
 
-from fewgraft.bench.models import CHECKOUT_ZOO, ZOO, model_on_data, shipped_model, stage_model
 from fewgraft.data.catalogue import add_data
 from fewgraft.data.store import ImageStore
 from fewgraft.errors import FewgraftError
+from fewgraft.methods.prototype_refinement import PrototypeRefinement
 from fewgraft.metrics import paired
-from fewgraft.prototypes import Refinement
+from fewgraft.split_features import SplitFeatures
+from fewgraft.zoo import CHECKOUT_ZOO, ZOO, shipped_model, stage_model
 
+REFINED = PrototypeRefinement(steps=5)
 STAGES = ("pre-trained", "algorithm-1", "algorithm-2")
 
 
@@ -34,10 +36,10 @@ def test_icons_models_are_small() -> None:
 
 def test_the_shipped_models_do_what_the_docs_say(icons: ImageStore) -> None:
     """On 150 test episodes: good base accuracy; refined, Algorithm 2 is above Algorithm 1."""
-    first, second = (model_on_data(shipped_model("icons", s), icons) for s in STAGES[1:])
+    first, second = (SplitFeatures(shipped_model("icons", s), icons) for s in STAGES[1:])
     assert first.base_accuracy() > 0.8
     for shots in (1, 5):
-        a, b = (m.scores("s2i", shots, Refinement(steps=5), 150) for m in (second, first))
+        a, b = (m.evaluate(REFINED, "s2i", shots, 150) for m in (second, first))
         for metric in ("acc", "delta"):
             difference = paired(getattr(a, metric), getattr(b, metric)).difference
             assert difference.mean > 0
@@ -50,7 +52,7 @@ def test_a_model_that_does_not_ship_or_does_not_fit(icons: ImageStore) -> None:
     model = shipped_model("icons", "pre-trained")
     model.card = model.card.model_copy(update={"classes": ("a", "b")})
     with pytest.raises(FewgraftError, match="other base classes"):
-        model_on_data(model, icons)
+        SplitFeatures(model, icons)
 
 
 # --- CIFAR-FS, beside the package ---
@@ -78,10 +80,10 @@ def test_cifar_models_do_what_the_docs_say() -> None:
     store = add_data("cifar-fs", CIFAR)
     first, second = (stage_model(CHECKOUT_ZOO / "cifar-fs", s) for s in STAGES[1:])
     assert first.card.data == f"cifar-fs {store.manifest.content[:16]}"
-    baseline, proposed = (model_on_data(m, store, "val") for m in (first, second))
+    baseline, proposed = (SplitFeatures(m, store, "val") for m in (first, second))
     assert baseline.base_accuracy() > 0.7
     for shots in (1, 5):
-        a, b = (m.scores("s2i", shots, Refinement(steps=5), 150) for m in (proposed, baseline))
+        a, b = (m.evaluate(REFINED, "s2i", shots, 150) for m in (proposed, baseline))
         for metric in ("acc", "delta"):
             difference = paired(getattr(a, metric), getattr(b, metric)).difference
             assert difference.mean > 0

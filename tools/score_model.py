@@ -6,10 +6,11 @@ python tools/score_model.py zoo/cifar-fs/pre-trained cifar-fs
 import argparse
 from pathlib import Path
 
-from fewgraft.bench.models import model_on_data
 from fewgraft.data.catalogue import open_data
+from fewgraft.methods.nearest_prototype import NearestPrototype
 from fewgraft.metrics import interval
 from fewgraft.model import load_model
+from fewgraft.split_features import SplitFeatures
 
 
 def main() -> None:
@@ -19,11 +20,13 @@ def main() -> None:
     parser.add_argument("data", help="name of a data set")
     parser.add_argument("--split", default="test", choices=("val", "test"))
     arguments = parser.parse_args()
-    ready = model_on_data(load_model(arguments.model), open_data(arguments.data), arguments.split)
-    print(f"base {arguments.split} top-1: {100 * ready.base_accuracy():.2f} %")
+    model, store = load_model(arguments.model), open_data(arguments.data)
+    features = SplitFeatures(model, store, arguments.split)
+    print(f"base {arguments.split} top-1: {100 * features.base_accuracy():.2f} %")
     for setting in ("fsl", "incremental"):
         for shots in (1, 5):
-            print(f"{setting}, {shots}-shot: {interval(ready.scores(setting, shots).acc)} %")
+            scores = features.evaluate(NearestPrototype(), setting, shots)
+            print(f"{setting}, {shots}-shot: {interval(scores.acc)} %")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Copy the models of a training run to where they ship from, in half precision.
 
-python tools/ship_models.py runs/icons src/fewgraft/zoo/icons
+python tools/ship_models.py runs/icons src/fewgraft/zoo_models/icons
 """
 
 import argparse

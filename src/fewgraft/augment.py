@@ -22,29 +22,36 @@ class Augmentation(BaseModel):
     colour: float = Field(default=0.0, ge=0, lt=1)  # saturation, share either way
 
 
-def stronger(how: Augmentation) -> Augmentation:
+def stronger(config: Augmentation) -> Augmentation:
     """More of what is harmless for any picture; still no mirror where there was none."""
-    return how.model_copy(
+    return config.model_copy(
         update={
-            "rotate": how.rotate + 10,
-            "scale": min(0.5, how.scale + 0.15),
-            "shift": min(0.3, how.shift + 0.1),
-            "light": min(0.6, how.light + 0.3),
-            "colour": min(0.8, how.colour + 0.4),
+            "rotate": config.rotate + 10,
+            "scale": min(0.5, config.scale + 0.15),
+            "shift": min(0.3, config.shift + 0.1),
+            "light": min(0.6, config.light + 0.3),
+            "colour": min(0.8, config.colour + 0.4),
         }
     )
 
 
-def augment(pixels: Tensor, how: Augmentation, rng: Generator) -> Tensor:
+def augment(pixels: Tensor, config: Augmentation, rng: Generator) -> Tensor:
     """uint8 [n, h, w, c] → uint8 [n, h, w, c]; every picture is changed in its own way."""
-    if how.crop or how.mirror:
-        pixels = _crop_and_mirror(pixels, how, rng)
-    if how.rotate or how.scale or how.shift or how.thicken or how.light or how.colour:
+    if config.crop or config.mirror:
+        pixels = _crop_and_mirror(pixels, config, rng)
+    if (
+        config.rotate
+        or config.scale
+        or config.shift
+        or config.thicken
+        or config.light
+        or config.colour
+    ):
         pictures = pixels.permute(0, 3, 1, 2).float()
-        pictures = _affine(pictures, how, rng)
-        pictures = _thicken(pictures, how, rng)
-        pictures = _light(pictures, how, rng)
-        pictures = _colour(pictures, how, rng)
+        pictures = _affine(pictures, config, rng)
+        pictures = _thicken(pictures, config, rng)
+        pictures = _light(pictures, config, rng)
+        pictures = _colour(pictures, config, rng)
         pixels = pictures.round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
     return pixels
 
@@ -54,13 +61,13 @@ def _uniform(count: int, reach: float, rng: Generator) -> Tensor:
     return (torch.rand(count, generator=rng) * 2 - 1) * reach
 
 
-def _crop_and_mirror(pixels: Tensor, how: Augmentation, rng: Generator) -> Tensor:
+def _crop_and_mirror(pixels: Tensor, config: Augmentation, rng: Generator) -> Tensor:
     """Both are a choice of rows and columns: one gather does them."""
     n, h, w, _ = pixels.shape
-    offsets = torch.randint(-how.crop, how.crop + 1, (2, n, 1), generator=rng)
+    offsets = torch.randint(-config.crop, config.crop + 1, (2, n, 1), generator=rng)
     rows = _reflect(torch.arange(h) + offsets[0], h)
     columns = _reflect(torch.arange(w) + offsets[1], w)
-    if how.mirror:
+    if config.mirror:
         turned = torch.rand(n, 1, generator=rng) < 0.5
         columns = torch.where(turned, columns.flip(1), columns)
     return pixels[torch.arange(n)[:, None, None], rows[:, :, None], columns[:, None, :]]
@@ -73,40 +80,40 @@ def _reflect(places: Tensor, size: int) -> Tensor:
     return torch.where(places >= size, period - places, places)
 
 
-def _affine(pictures: Tensor, how: Augmentation, rng: Generator) -> Tensor:
-    if not (how.rotate or how.scale or how.shift):
+def _affine(pictures: Tensor, config: Augmentation, rng: Generator) -> Tensor:
+    if not (config.rotate or config.scale or config.shift):
         return pictures
     n = len(pictures)
-    angle = _uniform(n, math.radians(how.rotate), rng)
-    zoom = 1 + _uniform(n, how.scale, rng)
+    angle = _uniform(n, math.radians(config.rotate), rng)
+    zoom = 1 + _uniform(n, config.scale, rng)
     cosine, sine = angle.cos() / zoom, angle.sin() / zoom
     # The grid runs from −1 to 1, so that a share s of the size is 2 s.
-    right, down = _uniform(n, 2 * how.shift, rng), _uniform(n, 2 * how.shift, rng)
+    right, down = _uniform(n, 2 * config.shift, rng), _uniform(n, 2 * config.shift, rng)
     rows = torch.stack([cosine, -sine, right, sine, cosine, down], dim=1).view(n, 2, 3)
     grid = affine_grid(rows, list(pictures.shape), align_corners=False)
     return grid_sample(pictures, grid, align_corners=False)
 
 
-def _thicken(pictures: Tensor, how: Augmentation, rng: Generator) -> Tensor:
-    if not how.thicken:
+def _thicken(pictures: Tensor, config: Augmentation, rng: Generator) -> Tensor:
+    if not config.thicken:
         return pictures
-    chosen = torch.rand(len(pictures), 1, 1, 1, generator=rng) < how.thicken
+    chosen = torch.rand(len(pictures), 1, 1, 1, generator=rng) < config.thicken
     return torch.where(chosen, max_pool2d(pictures, 3, stride=1, padding=1), pictures)
 
 
-def _light(pictures: Tensor, how: Augmentation, rng: Generator) -> Tensor:
-    if not how.light:
+def _light(pictures: Tensor, config: Augmentation, rng: Generator) -> Tensor:
+    if not config.light:
         return pictures
     n = len(pictures)
-    brightness = 255 * _uniform(n, how.light, rng).view(n, 1, 1, 1)
-    contrast = 1 + _uniform(n, how.light, rng).view(n, 1, 1, 1)
+    brightness = 255 * _uniform(n, config.light, rng).view(n, 1, 1, 1)
+    contrast = 1 + _uniform(n, config.light, rng).view(n, 1, 1, 1)
     grey = pictures.mean((1, 2, 3), keepdim=True)
     return (pictures - grey) * contrast + grey + brightness
 
 
-def _colour(pictures: Tensor, how: Augmentation, rng: Generator) -> Tensor:
-    if not how.colour:
+def _colour(pictures: Tensor, config: Augmentation, rng: Generator) -> Tensor:
+    if not config.colour:
         return pictures
-    saturation = 1 + _uniform(len(pictures), how.colour, rng).view(-1, 1, 1, 1)
+    saturation = 1 + _uniform(len(pictures), config.colour, rng).view(-1, 1, 1, 1)
     grey = pictures.mean(1, keepdim=True)
     return (pictures - grey) * saturation + grey

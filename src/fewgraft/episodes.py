@@ -5,7 +5,7 @@ each together with 75 base pictures are the query set Q. The unlabelled set U is
 is exactly Q (transductive), or holds further pictures of novel and base classes (semi-supervised).
 Labels in an episode: base classes keep 0 … N_b−1, the novel classes are N_b … N_b+N−1.
 
-Query labels live apart, in `Answers`: a method cannot leak what it never holds.
+Labels of queries live apart, in `QueryLabels`: a method cannot leak what it never holds.
 
 Episode e depends on (seed, e) alone, and the settings share their draws: at one seed, episode e has
 the same classes and the same queries in every setting and at every shot, and the 1-shot support is
@@ -195,11 +195,11 @@ class Pools:
         )
 
     @classmethod
-    def turned(cls, store: ImageStore) -> Self:
-        """Training pools whose novel classes are the base classes, turned.
+    def rotated(cls, store: ImageStore) -> Self:
+        """Training pools whose novel classes are the base classes, rotated.
 
-        Each base class, turned by one, two or three quarters, is a class that W_b has no row for.
-        Picture i turned by q quarters has the index q·n + i, n pictures being in the store.
+        Each base class, rotated by one, two or three quarters, is a class that W_b has no row for.
+        Picture i rotated by q quarters has the index q·n + i, n pictures being in the store.
         """
         whole = cls.of(store, "train")
         upright = store.by_class(Part.BASE_TRAIN)
@@ -255,15 +255,15 @@ class Episodes:
 
 
 @dataclass(frozen=True)
-class Answers:
-    """What no method may see."""
+class QueryLabels:
+    """The ground truth, which no method may see: labels of the queries and of U."""
 
     query_labels: Tensor  # [E, Q]
     unlabelled_labels: Tensor  # [E, U]; DISTRACTOR where the episode lacks the class
 
     @property
     def hash(self) -> str:
-        """A name for exactly these answers."""
+        """A name for exactly these labels."""
         return _hash_tensors(self.query_labels, self.unlabelled_labels)
 
 
@@ -277,8 +277,8 @@ def _hash_tensors(*tensors: Tensor) -> str:
 
 def sample_episodes(
     pools: Pools, settings: EpisodeSettings, count: int = 600, first: int = 0
-) -> tuple[Episodes, Answers]:
-    """Episodes number `first` … `first + count − 1`, and their answers."""
+) -> tuple[Episodes, QueryLabels]:
+    """Episodes number `first` … `first + count − 1`, and their labels."""
     check_pools(pools, settings)
     n_base = pools.n_base if settings.kind.incremental else 0
     drawn = [_draw_episode(pools, settings, n_base, first + e) for e in range(count)]
@@ -296,12 +296,12 @@ def sample_episodes(
         query=stacked("query"),
         unlabelled=stacked("unlabelled"),
     )
-    return episodes, Answers(stacked("query_labels"), stacked("unlabelled_labels"))
+    return episodes, QueryLabels(stacked("query_labels"), stacked("unlabelled_labels"))
 
 
 @dataclass(frozen=True)
 class _Drawn:
-    """One episode with its answers, before the two are parted."""
+    """One episode with its labels, before the two are parted."""
 
     classes: Indices
     support: Indices

@@ -53,7 +53,7 @@ def picture_uri(image: "Image.Image", kind: str = "png") -> str:
 
 
 @dataclass(frozen=True)
-class Part:
+class HtmlPart:
     """A section of a page, as the list of contents names it."""
 
     anchor: str
@@ -61,7 +61,7 @@ class Part:
     body: Html
 
 
-def document(title: str, top: Html, parts: Iterable[Part]) -> str:
+def document(title: str, top: Html, parts: Iterable[HtmlPart]) -> str:
     """The whole file: what is on top, a list of contents, and the parts that have a body."""
     shown = [part for part in parts if part.body]
     links = [tag("li", tag("a", part.title, href=f"#{part.anchor}")) for part in shown]

@@ -31,12 +31,12 @@ class Scores:
 
     @property
     def delta_b(self) -> Tensor:
-        """What base classes lose to novel ones: Acc_b/all − Acc_b/b."""
+        """Eq. 8, what base classes lose to novel ones: Acc_b/all − Acc_b/b."""
         return self.b_all - self.b_b
 
     @property
     def delta_n(self) -> Tensor:
-        """What novel classes lose to base ones: Acc_n/all − Acc_n/n."""
+        """Eq. 8, what novel classes lose to base ones: Acc_n/all − Acc_n/n."""
         return self.n_all - self.n_n
 
     @property

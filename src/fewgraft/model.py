@@ -6,6 +6,7 @@ A saved model is a folder of two files, and nothing in it is a pickle:
     model.json          the card: backbone, class names, input, where it comes from, what it scored
 """
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -183,6 +184,15 @@ def embed_all(model: CosineModel, pixels: Pixels, batch: int = 256) -> Tensor:
     ]
     model.train(was_training)
     return torch.cat(features) if features else torch.empty(0, model.card.width)
+
+
+def weights_hash(module: nn.Module, about: str = "", length: int = 16) -> str:
+    """A name for exactly these weights, and for what else is said `about` them."""
+    digest = hashlib.sha256(about.encode())
+    for name, tensor in sorted(module.state_dict().items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:length]
 
 
 def save_model(

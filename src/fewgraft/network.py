@@ -1,8 +1,8 @@
-"""A trained network whose upper part can move, above activations that are computed once a picture.
+"""A trained network of a frozen trunk and a moving head; the trunk runs once per picture.
 
-What lies below the moving part never changes, so that its output is kept for every picture that was
-asked for and for each view of it: as it is, mirrored, or augmented at random. An episode that
-adapts the network then costs only what moves.
+The trunk never changes, so that its activations are kept for every picture that was asked for and
+for each view of it: as it is, mirrored, or augmented at random. An episode that adapts the network
+then costs only what moves.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,6 +19,7 @@ from fewgraft.draws import KeyStream
 from fewgraft.errors import FewgraftError, reading
 from fewgraft.model import CosineModel
 from fewgraft.parsing import validated
+from fewgraft.prototypes import directions
 
 MOVES = ("last-block", "all")
 _BLOCK = 256  # pictures that are computed together, so that a view never depends on who asks first
@@ -31,10 +32,10 @@ AS_IT_IS = Augmentation()
 class View:
     """One way to look at every picture; `number` tells random ones of the same kind apart."""
 
-    how: Augmentation = AS_IT_IS
+    augmentation: Augmentation = AS_IT_IS
     number: int = 0
     mirrored: bool = False
-    turns: int = 0  # by so many quarters
+    quarters: int = 0  # turns by 90 degrees
 
 
 PLAIN = View()
@@ -43,7 +44,7 @@ Parameters = Mapping[str, Tensor]
 
 
 def divided(backbone: nn.Module, moves: str) -> tuple[nn.Module, nn.Module]:
-    """The part that stays and the part that moves."""
+    """The frozen trunk and the moving head."""
     if not any(True for _ in backbone.parameters()):
         raise FewgraftError(
             "this backbone has no parameters, so nothing in it can move",
@@ -60,7 +61,9 @@ def divided(backbone: nn.Module, moves: str) -> tuple[nn.Module, nn.Module]:
 
 
 class Network:
-    """f_θ over the pictures of a data set, divided into what stays and what may move."""
+    """f_θ over the pictures of a data set: a frozen trunk and a head that may move."""
+
+    plain = PLAIN  # the view of a picture as it is
 
     def __init__(
         self,
@@ -71,28 +74,36 @@ class Network:
     ) -> None:
         self.model = model.eval()
         self._pictures = pictures
-        self.lower, self._upper = divided(model.backbone, moves)
-        # Networks with the same part that stays, over the same pictures, may share what is kept.
+        self.trunk, self._head = divided(model.backbone, moves)
+        # Networks with the same trunk, over the same pictures, may share what is kept.
         self._kept: KeptActivations = {} if kept is None else kept
-        self._begun: KeptActivations = {}
+        self._initial: KeptActivations = {}
         self._views = (PLAIN, View(mirrored=True)) if model.card.mirrored else (PLAIN,)
         with reading("the model's recipe", "readable recipe"):
             trained_with = model.card.recipe.get("pretraining", {}).get("augmentation", {})
             self.weak = validated(Augmentation, trained_with)
         self.strong = stronger(self.weak)
 
+    def weak_view(self, number: int) -> View:
+        """A random view, augmented as in training."""
+        return View(self.weak, number)
+
+    def strong_view(self, number: int) -> View:
+        """A random view, augmented more strongly than in training."""
+        return View(self.strong, number)
+
     @property
     def start(self) -> dict[str, Tensor]:
-        """The parameters of the moving part, as training left them."""
-        return {name: p.detach() for name, p in self._upper.named_parameters()}
+        """The parameters of the head, as training left them."""
+        return {name: p.detach() for name, p in self._head.named_parameters()}
 
-    def below(self, pictures: Tensor, view: View = PLAIN) -> Tensor:
-        """What enters the moving part [n, c, h, w], for pictures [n] by index."""
+    def trunk_activations(self, pictures: Tensor, view: View = PLAIN) -> Tensor:
+        """What enters the head [n, c, h, w], for pictures [n] by index."""
         return self._from(self._kept, pictures, view, self._compute)
 
-    def begun(self, pictures: Tensor, view: View = PLAIN) -> Tensor:
-        """Features [n, d] as training left the network: kept too, so the model must stay itself."""
-        return self._from(self._begun, pictures, view, self._compute_begun)
+    def initial_features(self, pictures: Tensor, view: View = PLAIN) -> Tensor:
+        """Directions [n, d] as training left the network: kept, so the model must stay itself."""
+        return self._from(self._initial, pictures, view, self._compute_initial)
 
     def _from(
         self,
@@ -109,35 +120,40 @@ class Network:
         return values.take(pictures)
 
     @torch.no_grad()
-    def _compute_begun(self, block: int, view: View) -> Tensor:
+    def _compute_initial(self, block: int, view: View) -> Tensor:
         last = min((block + 1) * _BLOCK, len(self._pictures))
-        return self.above(self.below(torch.arange(block * _BLOCK, last), view))
+        return directions(
+            self.head_features(self.trunk_activations(torch.arange(block * _BLOCK, last), view))
+        )
 
     @torch.no_grad()
     def _compute(self, block: int, view: View) -> Tensor:
         pixels = torch.from_numpy(np.array(self._pictures[block * _BLOCK : (block + 1) * _BLOCK]))
         rng = torch.Generator().manual_seed(int(KeyStream(view.number, block).keys(1)[0] >> 1))
-        pixels = augment(pixels, view.how, rng)
+        pixels = augment(pixels, view.augmentation, rng)
         pixels = pixels.flip(2) if view.mirrored else pixels
-        pixels = torch.rot90(pixels, view.turns, (1, 2)) if view.turns else pixels
-        activations: Tensor = self.lower(self.model.prepare(pixels))
+        pixels = torch.rot90(pixels, view.quarters, (1, 2)) if view.quarters else pixels
+        activations: Tensor = self.trunk(self.model.prepare(pixels))
         return activations
 
-    def above(self, activations: Tensor, parameters: Parameters | None = None) -> Tensor:
-        """Features [n, d] from activations, by the moving part with these parameters."""
+    def head_features(self, activations: Tensor, parameters: Parameters | None = None) -> Tensor:
+        """Features [n, d] of any length from activations, by the head with these parameters."""
         features: Tensor
         if parameters is None:
-            features = self._upper(activations)
+            features = self._head(activations)
         else:
-            features = functional_call(self._upper, dict(parameters), (activations,))
+            features = functional_call(self._head, dict(parameters), (activations,))
         return features - self.model.centre if self.model.card.centred else features
 
     def features(self, pictures: Tensor, parameters: Parameters | None = None) -> Tensor:
-        """Features [..., d] of pictures [...] as they are."""
+        """Directions [..., d] of pictures [...] as they are."""
         if pictures.numel() == 0:
             return torch.empty(*pictures.shape, self.model.card.width)
-        seen = [self.above(self.below(pictures.flatten(), v), parameters) for v in self._views]
-        return (sum(seen[1:], seen[0]) / len(seen)).view(*pictures.shape, -1)
+        seen = [
+            self.head_features(self.trunk_activations(pictures.flatten(), v), parameters)
+            for v in self._views
+        ]
+        return directions(sum(seen[1:], seen[0])).view(*pictures.shape, -1)
 
 
 class _Kept:

@@ -23,13 +23,13 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
-from fewgraft.app.base import base_of_features, build_base, model_of_backbone
-from fewgraft.app.embedding import Embedded, Embedder, Embeds, Photo
-from fewgraft.app.labelled import Labelled
-from fewgraft.app.learn_report import report_page
-from fewgraft.app.predicting import UNKNOWN
-from fewgraft.app.saving import open_classifier, save_outcome
-from fewgraft.app.teaching import LearnSettings, Outcome, learn
+from fewgraft.app.features.embedding import Embedded, Embedder, Embeds, Photo
+from fewgraft.app.features.labelled import Labelled
+from fewgraft.app.learning.base import base_of_features, build_base, model_of_backbone
+from fewgraft.app.learning.learn import LearnSettings, Outcome, learn
+from fewgraft.app.learning.predicting import UNKNOWN
+from fewgraft.app.learning.saving import open_classifier, save_outcome
+from fewgraft.app.report.page import report_page
 from fewgraft.errors import FewgraftError
 from fewgraft.model import CosineModel, ModelCard, load_model, read_card, save_model
 from fewgraft.prototypes import Refinement

@@ -22,7 +22,7 @@ from fewgraft.data.store import LARGEST_SIZE
 from fewgraft.errors import FewgraftError, nearest, reading
 from fewgraft.parsing import validated
 
-Settings = Mapping[str, Any]
+BackboneSettings = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class BackboneSpec:
     mean: tuple[float, ...] | None = None  # of each channel, pixels from 0 to 1
     std: tuple[float, ...] | None = None
     crop: float = 1.0  # share of the shorter side that it sees
-    settings: Settings = field(default_factory=dict)  # to make it again without the source
+    settings: BackboneSettings = field(default_factory=dict)  # to make it again without the source
     licence: str = "Apache-2.0"
 
 
 # From what follows "timm:" to a backbone; with the settings of a saved one the source is not asked.
-Source = Callable[[str, Settings], BackboneSpec]
+BackboneSource = Callable[[str, BackboneSettings], BackboneSpec]
 
 
 class KnownSettings(BaseModel):
@@ -72,7 +72,7 @@ def backbones() -> Mapping[str, BackboneSpec]:
 
 
 @cache
-def sources() -> Mapping[str, Source]:
+def sources() -> Mapping[str, BackboneSource]:
     """Collections of backbones, by what stands before the colon."""
     return {
         prefix: source
@@ -81,7 +81,7 @@ def sources() -> Mapping[str, Source]:
     }
 
 
-def backbone_spec(name: str, settings: Settings | None = None) -> BackboneSpec:
+def backbone_spec(name: str, settings: BackboneSettings | None = None) -> BackboneSpec:
     """The backbone of that name, or an error with the nearest one."""
     prefix, colon, rest = name.partition(":")
     if colon and prefix in sources():
@@ -97,7 +97,9 @@ def backbone_spec(name: str, settings: Settings | None = None) -> BackboneSpec:
     return backbones()[name]
 
 
-def create_backbone(name: str, channels: int = 3, settings: Settings | None = None) -> nn.Module:
+def create_backbone(
+    name: str, channels: int = 3, settings: BackboneSettings | None = None
+) -> nn.Module:
     """A new backbone with random weights, drawn from the current random state."""
     with reading(name, "usable network"):
         return backbone_spec(name, settings).make(channels)

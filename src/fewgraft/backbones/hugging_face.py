@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fewgraft.backbones import BackboneSpec, Settings
+from fewgraft.backbones import BackboneSettings, BackboneSpec
 from fewgraft.data.store import LARGEST_SIZE
 from fewgraft.errors import FewgraftError, reading
 from fewgraft.extras import extra, first_line, quiet
@@ -48,7 +48,7 @@ class PooledFeatures(nn.Module):
         return hidden.mean((2, 3) if hidden.ndim == 4 else 1)
 
 
-def hugging_face_backbone(source: str, settings: Settings) -> BackboneSpec:
+def hugging_face_backbone(source: str, settings: BackboneSettings) -> BackboneSpec:
     """A folder or a name in the hub's cache; a saved one is made again from its settings."""
     settings = settings or _settings(source)
     if not isinstance(settings["config"], dict) or "model_type" not in settings["config"]:
@@ -68,7 +68,7 @@ def hugging_face_backbone(source: str, settings: Settings) -> BackboneSpec:
     )
 
 
-def _settings(source: str) -> Settings:
+def _settings(source: str) -> BackboneSettings:
     pictures = picture_settings(_processor(source))
     network, pooler = _loaded(source)
     config = json.loads(network.config.to_json_string(use_diff=False))
@@ -83,7 +83,7 @@ def _settings(source: str) -> Settings:
     }
 
 
-def _make(settings: Settings, channels: int) -> nn.Module:
+def _make(settings: BackboneSettings, channels: int) -> nn.Module:
     """The network with random weights."""
     config = settings["config"]
     if channels != config.get("num_channels", 3):

@@ -18,7 +18,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fewgraft.backbones import BackboneSpec, KnownSettings, Settings, onnx_trial
+from fewgraft.backbones import BackboneSettings, BackboneSpec, KnownSettings, onnx_trial
 from fewgraft.data.store import LARGEST_SIZE, Channels
 from fewgraft.errors import FewgraftError, nearest, reading
 from fewgraft.extras import extra, first_line
@@ -50,7 +50,7 @@ class OnnxNetwork(nn.Module):
     gives no gradients: such a network cannot move.
     """
 
-    def __init__(self, file: Tensor, graph: Settings) -> None:
+    def __init__(self, file: Tensor, graph: BackboneSettings) -> None:
         super().__init__()
         self.file: Tensor
         self.register_buffer("file", file)
@@ -143,7 +143,7 @@ def _cannot_open(why: str) -> FewgraftError:
     )
 
 
-def onnx_backbone(rest: str, settings: Settings) -> BackboneSpec:
+def onnx_backbone(rest: str, settings: BackboneSettings) -> BackboneSpec:
     """FILE or FILE?options; a saved one is made again from its settings."""
     path, options = _parsed(rest)
     if settings:
@@ -188,7 +188,7 @@ def _read(path: Path) -> Tensor:
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
 
-def _settings(file: Tensor, options: Mapping[str, str]) -> Settings:
+def _settings(file: Tensor, options: Mapping[str, str]) -> BackboneSettings:
     """What the graph tells, and what the options add to it."""
     size = _size(options["size"]) if "size" in options else 0
     session = open_session(file, size)
@@ -265,19 +265,19 @@ def _floats(text: str, count: int) -> list[float]:
     return numbers * (count // len(numbers))
 
 
-def _filled(file: Tensor, settings: Settings, channels: int) -> nn.Module:
+def _filled(file: Tensor, settings: BackboneSettings, channels: int) -> nn.Module:
     """A file has no random weights: new is as it is."""
     _refuse_other(channels, settings)
     return OnnxNetwork(file, settings)
 
 
-def _empty(settings: Settings, channels: int) -> nn.Module:
+def _empty(settings: BackboneSettings, channels: int) -> nn.Module:
     """Room for the bytes of a saved one."""
     _refuse_other(channels, settings)
     return OnnxNetwork(torch.zeros(settings["bytes"], dtype=torch.uint8), settings)
 
 
-def _refuse_other(channels: int, settings: Settings) -> None:
+def _refuse_other(channels: int, settings: BackboneSettings) -> None:
     if channels != settings["channels"]:
         raise FewgraftError(f"this network sees {settings['channels']} channels, not {channels}")
 

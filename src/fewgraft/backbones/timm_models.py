@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from fewgraft.backbones import BackboneSpec, Settings
+from fewgraft.backbones import BackboneSettings, BackboneSpec
 from fewgraft.errors import FewgraftError, nearest
 from fewgraft.extras import extra, first_line
 
 EXTRA = "timm"
 
 
-def timm_backbone(rest: str, settings: Settings) -> BackboneSpec:
+def timm_backbone(rest: str, settings: BackboneSettings) -> BackboneSpec:
     """NAME or NAME@FILE; a saved one is made again from its settings."""
     name, _, file = rest.partition("@")
     settings = settings or _settings(name)
@@ -37,7 +37,7 @@ def timm_backbone(rest: str, settings: Settings) -> BackboneSpec:
     )
 
 
-def _settings(name: str) -> Settings:
+def _settings(name: str) -> BackboneSettings:
     """What timm knows of this network."""
     with torch.random.fork_rng(devices=[]):  # made only to look at
         network = _make(name, 3)

@@ -7,7 +7,6 @@ from pathlib import Path
 from rich.console import Console
 
 from fewgraft.bench.episode_sheet import draw_episode
-from fewgraft.bench.models import models_folder
 from fewgraft.bench.report import find
 from fewgraft.bench.report_page import page
 from fewgraft.bench.results import Results
@@ -23,6 +22,7 @@ from fewgraft.files import write_atomically
 from fewgraft.methods import methods
 from fewgraft.progress import track
 from fewgraft.training.recipe import load_recipe
+from fewgraft.zoo import models_folder
 
 JOINT = ("incremental", "s2i-transductive", "s2i")
 FEW = 20  # episodes for methods that move the network

@@ -2,7 +2,7 @@
 
 from PIL import Image
 
-from fewgraft.data.contact_sheet import Row, draw_sheet
+from fewgraft.data.contact_sheet import SheetRow, draw_sheet
 from fewgraft.data.store import ImageStore
 from fewgraft.episodes import Episodes
 
@@ -15,7 +15,7 @@ def draw_episode(store: ImageStore, episodes: Episodes, number: int = 0) -> Imag
     shots = episodes.settings.shots
     support = episodes.support[number].tolist()
     rows = [
-        Row(f"support\n{store.classes[label]}", support[way * shots :][:shots])
+        SheetRow(f"support\n{store.classes[label]}", support[way * shots :][:shots])
         for way, label in enumerate(episodes.classes[number].tolist())
     ]
     for role, pictures in (("unlabelled", episodes.unlabelled), ("query", episodes.query)):
@@ -25,5 +25,5 @@ def draw_episode(store: ImageStore, episodes: Episodes, number: int = 0) -> Imag
             label = f"{role}\n{count} pictures"
             if len(shown) < count:
                 label += f",\nfirst {len(shown)} shown"
-            rows.append(Row(label, shown))
+            rows.append(SheetRow(label, shown))
     return draw_sheet(store, rows, columns=COLUMNS)

@@ -1,4 +1,4 @@
-"""How much a method depends on what is in the pile (the paper's Fig. 5).
+"""How much a method depends on what is in U (the paper's Fig. 4).
 
 Two things about U vary, each while the rest stays as it is: the share of novel pictures at a fixed
 |U|, and the number of distractor classes, which are neither base nor novel in the episode. All
@@ -35,7 +35,7 @@ LINES = ("-", (0, (4, 3)), "-", "--", "-.", ":", "-")  # two that coincide both 
 
 @dataclass(frozen=True)
 class Sweep:
-    """One thing about the pile, and the values it takes."""
+    """One thing about U, and the values it takes."""
 
     field: str  # of EpisodeSettings
     values: tuple[float, ...]

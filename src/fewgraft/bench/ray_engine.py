@@ -135,9 +135,9 @@ class Worker:
 
     def chunk(self, job: Job, chunk: range) -> Scores:
         """Scores of consecutive episodes."""
-        gallery = self._bench.gallery(job)
+        features = self._bench.split_features(job)
         with contextlib.suppress(OSError):  # of two workers that write one bank, one comes too late
-            _ = gallery.bank
+            _ = features.bank
         return self._bench.chunk(job, chunk)
 
 
@@ -162,7 +162,7 @@ class RayEngine:
         """Chunks with their scores, in the order in which they are finished."""
         if not chunks:
             return
-        _ = bench.gallery(job).bank  # written once, before all workers want it
+        _ = bench.split_features(job).bank  # written once, before all workers want it
         if self._crew is None:
             self._connect()
             self._crew = _Crew(self._ray, self._size())

@@ -1,7 +1,7 @@
 """What a report tells, as plain data that `report_page` shows.
 
 The tables come from the rows of a folder. Where queries go, which classes are found, and which
-pictures of the pile made a prototype is computed again from the records of the rows, on the same
+unlabelled pictures made a prototype is computed again from the records of the rows, on the same
 episodes. Answers are known here: a report is read after the fact.
 """
 
@@ -25,16 +25,15 @@ from fewgraft.methods.base import Task
 from fewgraft.methods.prototype_refinement import PrototypeRefinement
 from fewgraft.metrics import Confusion, Interval, class_accuracy, confusion, paired
 from fewgraft.parsing import read_whole
-from fewgraft.prototypes import BaseBelief, Refinement, cosine_logits, pseudo_labels
+from fewgraft.prototypes import base_evidence, direction_logits, pseudo_labels
 
 RATIO, TSNE = "ratio.png", "tsne.png"  # in the folder of the results
 FIGURES = {RATIO: "How much depends on the pile", TSNE: "One episode in feature space"}
 LOOKED_AT = ("+pr", "proposed-without-adaptation")  # the rival, and the method in question
-PILE_SHOWN, MISTAKES_SHOWN = 12, 6  # pictures of the pile for each prototype
+UNLABELLED_SHOWN, MISTAKES_SHOWN = 12, 6  # unlabelled pictures for each prototype
 LEAST_MISTAKE = 0.05  # lighter ones move nothing
 # The task itself first, then whatever is nearest to it.
 SETTINGS = ("s2i", "s2i-transductive", "incremental", "semi-fsl", "transductive-fsl", "fsl")
-Key = tuple[str, str, int]  # method, setting, shots
 
 
 # --------------------------------------------------------------------------------------- figures
@@ -79,13 +78,13 @@ class Headline:
     others: tuple[tuple[Row, Interval], ...]  # the best one minus this one, on the same episodes
 
 
-def headline(rows: Mapping[Key, Row], results: Results) -> Headline:
+def headline(rows: Mapping[tables.RowKey, Row], results: Results) -> Headline:
     """From the rows that the tables show."""
     setting = next(s for s in SETTINGS if any(key[1] == s for key in rows))
     shots = min(row.shots for row in rows.values() if row.setting == setting)
     here = [row for row in rows.values() if (row.setting, row.shots) == (setting, shots)]
     best = max(here, key=lambda row: row.interval("acc").mean)
-    # The method's own variants, the rival, and what is possible without a pile.
+    # The method's own variants, the rival, and what is possible without U.
     wanted = [(name, setting) for name in ("proposed", *reversed(LOOKED_AT))] + [tables.BASELINE]
     there = [rows[name, s, shots] for name, s in wanted if (name, s, shots) in rows]
     scores = results.scores(best).acc
@@ -114,7 +113,7 @@ class Answered:
 def answered(row: Row, bench: Bench) -> Answered:
     """The row's answers, computed again."""
     job = job_of(row)
-    if bench.gallery(job).weights_hash != row.weights:
+    if bench.split_features(job).weights_hash != row.weights:
         raise FewgraftError(f"{row.models}/{row.stage} is another model than at the time")
     episodes, answers = bench.episodes(job)
     logits = torch.cat([bench.logits(job, slice(c.start, c.stop)) for c in job.chunks])
@@ -130,8 +129,8 @@ def answered(row: Row, bench: Bench) -> Answered:
 
 
 @dataclass(frozen=True)
-class PilePicture:
-    """A picture of the pile, and what it did to a prototype."""
+class UnlabelledPicture:
+    """An unlabelled picture, and what it did to a prototype."""
 
     picture: int
     weight: float
@@ -145,53 +144,55 @@ class MadeOf:
 
     name: str
     support: tuple[int, ...]  # pictures, each of weight 1
-    pile: tuple[PilePicture, ...]  # the weightiest ones
-    mistakes: tuple[PilePicture, ...]  # the weightiest of other classes that are not in `pile`
-    weight: float  # of the whole pile
+    unlabelled: tuple[UnlabelledPicture, ...]  # the weightiest ones
+    mistakes: tuple[
+        UnlabelledPicture, ...
+    ]  # the weightiest of other classes that are not in `unlabelled`
+    weight: float  # of all of U
     right_weight: float  # of its pictures that are of this class
     there: int  # how many these are
 
 
-def pile_weights(method: PrototypeRefinement, task: Task) -> Tensor:
-    """[E, U, N] how much each picture of the pile counts in the last step of the refinement."""
+def unlabelled_weights(method: PrototypeRefinement, task: Task) -> Tensor:
+    """[E, U, N] how much each unlabelled picture counts in the last step of the refinement."""
     if not method.steps:
         return task.unlabelled.new_zeros(*task.unlabelled.shape[:2], task.ways)
     before = method.changed(steps=method.steps - 1).fit(task).novel
-    how = Refinement(temperature=method.temperature)
-    logits = cosine_logits(task.unlabelled, before, task.gamma) + method.pile_bias
-    return pseudo_labels(logits, BaseBelief.of(task.base_unlabelled, how), how)
+    config = method.refinement
+    logits = direction_logits(task.unlabelled, before, task.gamma)
+    return pseudo_labels(logits, base_evidence(task.base_unlabelled, config), config)
 
 
 @torch.no_grad()
 def made_of(row: Row, number: int, bench: Bench) -> Iterator[MadeOf]:
     """The prototypes of one of the row's episodes."""
     job = job_of(row)
-    gallery, (episodes, answers) = bench.gallery(job), bench.episodes(job)
+    features, (episodes, answers) = bench.split_features(job), bench.episodes(job)
     method = job.configured
     if not isinstance(method, PrototypeRefinement):
         raise FewgraftError(f"'{row.method}' does not refine prototypes")
     if not number < len(episodes):
         raise FewgraftError(f"there is no episode {number} among the {len(episodes)} of the rows")
     rows = slice(number, number + 1)
-    weights = pile_weights(method, gallery.task(episodes, rows, pictures=False))[0]  # [U, N]
+    weights = unlabelled_weights(method, features.task(episodes, rows, pictures=False))[0]  # [U, N]
     labels = answers.unlabelled_labels[number]
-    truth = gallery.store.labels[episodes.unlabelled[number].numpy()]
+    truth = features.store.labels[episodes.unlabelled[number].numpy()]
     for way, label in enumerate(episodes.classes[number].tolist()):
         mine = weights[:, way]
         right = labels == episodes.n_base + way
         order = [
-            PilePicture(int(picture), weight, gallery.store.classes[name], bool(is_right))
+            UnlabelledPicture(int(picture), weight, features.store.classes[name], bool(is_right))
             for weight, picture, name, is_right in sorted(
                 zip(mine.tolist(), episodes.unlabelled[number], truth, right, strict=True),
                 key=lambda one: -one[0],
             )
         ]
         support = episodes.support_labels[number] == episodes.n_base + way
-        heavy = [one for one in order[PILE_SHOWN:] if one.weight >= LEAST_MISTAKE]
+        heavy = [one for one in order[UNLABELLED_SHOWN:] if one.weight >= LEAST_MISTAKE]
         yield MadeOf(
-            name=gallery.store.classes[label],
+            name=features.store.classes[label],
             support=tuple(episodes.support[number][support].tolist()),
-            pile=tuple(order[:PILE_SHOWN]),
+            unlabelled=tuple(order[:UNLABELLED_SHOWN]),
             mistakes=tuple([one for one in heavy if not one.right][:MISTAKES_SHOWN]),
             weight=mine.sum().item(),
             right_weight=mine[right].sum().item(),
@@ -216,7 +217,7 @@ class Findings:
     missing: tuple[str, ...]  # what is not shown, and why
 
 
-def chosen_rows(results: Results, choice: tables.Choice) -> dict[Key, Row]:
+def chosen_rows(results: Results, choice: tables.Choice) -> dict[tables.RowKey, Row]:
     """The rows that the tables show: the last one of each kind."""
     found = {(r.method, r.setting, r.shots): r for r in results.rows() if choice.takes(r)}
     if not found:
@@ -254,7 +255,9 @@ def find(results: Results, choice: tables.Choice, episode: int, bench: Bench) ->
     )
 
 
-def _answers(rows: Mapping[Key, Row], shots: int, bench: Bench) -> tuple[list[Answered], list[str]]:
+def _answers(
+    rows: Mapping[tables.RowKey, Row], shots: int, bench: Bench
+) -> tuple[list[Answered], list[str]]:
     """Of the methods that are looked at closely; and why one of them cannot be."""
     found, missing = [], []
     for name in LOOKED_AT:

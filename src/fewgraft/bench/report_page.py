@@ -7,13 +7,13 @@ from itertools import groupby
 from PIL import Image
 
 from fewgraft.bench import tables
-from fewgraft.bench.report import Answered, Figure, Findings, Headline, MadeOf, PilePicture
+from fewgraft.bench.report import Answered, Figure, Findings, Headline, MadeOf, UnlabelledPicture
 from fewgraft.bench.results import Row
 from fewgraft.bench.table_formats import without_constants
 from fewgraft.data.store import ImageStore
 from fewgraft.html import (
     Html,
-    Part,
+    HtmlPart,
     bar,
     bars,
     boxed,
@@ -53,15 +53,19 @@ def page(findings: Findings) -> str:
     return document(title, joined([summary(top), tiles(top)]), _parts(findings))
 
 
-def _parts(findings: Findings) -> list[Part]:
+def _parts(findings: Findings) -> list[HtmlPart]:
     store = findings.store
     return [
-        Part("tables", "Tables", joined(map(table, findings.tables))),
-        *(Part(f"figure-{n}", f.title, figure(f)) for n, f in enumerate(findings.figures)),
-        Part("confusion", "Where pictures go", confusions(findings.answered)),
-        Part("classes", "Class by class", classes(findings.answered, store) if store else Html()),
-        Part("pile", "What made the prototypes", prototypes(findings, store) if store else Html()),
-        Part("origin", "Where the numbers come from", origin(findings)),
+        HtmlPart("tables", "Tables", joined(map(table, findings.tables))),
+        *(HtmlPart(f"figure-{n}", f.title, figure(f)) for n, f in enumerate(findings.figures)),
+        HtmlPart("confusion", "Where pictures go", confusions(findings.answered)),
+        HtmlPart(
+            "classes", "Class by class", classes(findings.answered, store) if store else Html()
+        ),
+        HtmlPart(
+            "pile", "What made the prototypes", prototypes(findings, store) if store else Html()
+        ),
+        HtmlPart("origin", "Where the numbers come from", origin(findings)),
     ]
 
 
@@ -79,7 +83,7 @@ def summary(top: Headline) -> Html:
     first = tag(
         "p",
         f"From {counted(best.shots, 'labelled picture')} of each of {best.ways} new classes"
-        f"{_pile(best)}, ",
+        f"{_unlabelled(best)}, ",
         tag("strong", best.title),
         unbroken(
             f" learns to name {percent(acc.mean)} ± {percent(acc.half)} % of all test pictures "
@@ -99,7 +103,7 @@ def summary(top: Headline) -> Html:
     return joined([first, tag("p", unbroken((others + forgotten).strip()))])
 
 
-def _pile(row: Row) -> str:
+def _unlabelled(row: Row) -> str:
     size = row.episode_settings["unlabelled"]
     if row.setting in ("s2i-transductive", "transductive-fsl"):
         return " and the test pictures themselves, unlabelled"
@@ -326,8 +330,8 @@ def _card(made: MadeOf, store: ImageStore) -> Html:
         )
         for picture in made.support
     ]
-    pile = [_pile_picture(one, store) for one in made.pile]
-    mistakes = [_pile_picture(one, store) for one in made.mistakes]
+    unlabelled = [_unlabelled_picture(one, store) for one in made.unlabelled]
+    mistakes = [_unlabelled_picture(one, store) for one in made.mistakes]
     wrong = [
         tag("h4", "Further down, the weightiest pictures of other classes"),
         tag("div", *mistakes, class_="pictures"),
@@ -336,13 +340,13 @@ def _card(made: MadeOf, store: ImageStore) -> Html:
         "article",
         tag("h3", made.name),
         tag("p", facts),
-        tag("div", *supports, *pile, class_="pictures"),
+        tag("div", *supports, *unlabelled, class_="pictures"),
         *(wrong if mistakes else []),
         class_="card prototype",
     )
 
 
-def _pile_picture(one: PilePicture, store: ImageStore) -> Html:
+def _unlabelled_picture(one: UnlabelledPicture, store: ImageStore) -> Html:
     verdict = "truly of this class" if one.right else f"in truth {one.name}"
     text = f"✓ {one.weight:.2f}" if one.right else f"✗ {one.weight:.2f}"
     name = "" if one.right else tag("span", one.name)

@@ -14,21 +14,26 @@ from typing import Any
 import torch
 
 import fewgraft
-from fewgraft.bench.gallery import Gallery
-from fewgraft.bench.models import stage_model
 from fewgraft.bench.results import Results, Row, row_id
 from fewgraft.data.catalogue import open_data
 from fewgraft.data.store import ImageStore
-from fewgraft.episodes import SETTINGS, Answers, Episodes, EpisodeSettings, Pools, sample_episodes
+from fewgraft.episodes import (
+    SETTINGS,
+    Episodes,
+    EpisodeSettings,
+    Pools,
+    QueryLabels,
+    sample_episodes,
+)
 from fewgraft.errors import FewgraftError, nearest
 from fewgraft.methods import method_spec
 from fewgraft.methods.base import Method, MethodSpec
-from fewgraft.metrics import METRICS, Scores, join_scores, score, summarise
+from fewgraft.metrics import METRICS, Scores, join_scores, summarise
 from fewgraft.progress import track
+from fewgraft.split_features import SplitFeatures, chunks
 from fewgraft.training.recipe import Recipe
+from fewgraft.zoo import stage_model
 
-# Episodes at a time; part of the numbers to the last bit. Without base classes episodes are small.
-CHUNK, REGULAR_CHUNK, MOVING_CHUNK = 10, 150, 5
 WAIT = 0.2  # seconds between two looks at a row that another process computes
 
 
@@ -57,9 +62,7 @@ class Job:
     @property
     def chunks(self) -> list[range]:
         """Consecutive episodes that are computed together."""
-        size = CHUNK if self.episode_settings.kind.incremental else REGULAR_CHUNK
-        size = MOVING_CHUNK if self.configured.moves_network else size
-        return [range(s, min(s + size, self.episodes)) for s in range(0, self.episodes, size)]
+        return chunks(self.episodes, self.episode_settings, self.configured)
 
     def __str__(self) -> str:
         """For progress."""
@@ -102,7 +105,7 @@ def jobs(
 def makes_sense(spec: MethodSpec, setting: str) -> bool:
     """Whether a method belongs into the tables of a setting.
 
-    Without a pile there is nothing for a method that uses one; with a pile, one that does not use
+    Without U there is nothing for a method that uses one; with U, one that does not use
     it answers as it does without.
     """
     kind = SETTINGS[setting]
@@ -117,8 +120,8 @@ class Bench:
     def __init__(self, features: Path | None = None) -> None:
         self._features = features
         self._stores: dict[str, ImageStore] = {}
-        self._galleries: dict[tuple[str, Path, str, str], Gallery] = {}
-        self._episodes: dict[tuple[str, EpisodeSettings, int], tuple[Episodes, Answers]] = {}
+        self._split_features: dict[tuple[str, Path, str, str], SplitFeatures] = {}
+        self._episodes: dict[tuple[str, EpisodeSettings, int], tuple[Episodes, QueryLabels]] = {}
 
     def store(self, data: str) -> ImageStore:
         """A data set by name."""
@@ -126,16 +129,17 @@ class Bench:
             self._stores[data] = open_data(data)
         return self._stores[data]
 
-    def gallery(self, job: Job) -> Gallery:
+    def split_features(self, job: Job) -> SplitFeatures:
         """The model of the job's stage over the split's pictures."""
         split = job.episode_settings.split
         key = (job.data, job.models, job.spec.stage, split)
-        if key not in self._galleries:
+        if key not in self._split_features:
             model = stage_model(job.models, job.spec.stage)
-            self._galleries[key] = Gallery(model, self.store(job.data), split, self._features)
-        return self._galleries[key]
+            opened = SplitFeatures(model, self.store(job.data), split, self._features)
+            self._split_features[key] = opened
+        return self._split_features[key]
 
-    def episodes(self, job: Job) -> tuple[Episodes, Answers]:
+    def episodes(self, job: Job) -> tuple[Episodes, QueryLabels]:
         """The job's frozen episodes."""
         key = (job.data, job.episode_settings, job.episodes)
         if key not in self._episodes:
@@ -143,36 +147,29 @@ class Bench:
             self._episodes[key] = sample_episodes(pools, job.episode_settings, job.episodes)
         return self._episodes[key]
 
-    @torch.no_grad()
     def chunk(self, job: Job, chunk: range) -> Scores:
         """Scores of consecutive episodes."""
-        episodes, answers = self.episodes(job)
-        rows = slice(chunk.start, chunk.stop)
-        return score(self.logits(job, rows), answers.query_labels[rows], episodes.n_base)
+        return self.split_features(job).scores(job.configured, *self.episodes(job), chunk)
 
-    @torch.no_grad()
     def logits(self, job: Job, rows: slice) -> torch.Tensor:
         """[e, Q, N_b+N] of some episodes."""
-        gallery, (episodes, _) = self.gallery(job), self.episodes(job)
-        method = job.configured
-        task = gallery.task(episodes, rows, pictures=method.moves_network)
-        return method.fit(task).logits(gallery.queries(episodes, rows, task))
+        return self.split_features(job).logits(job.configured, self.episodes(job)[0], rows)
 
     def identity(self, job: Job) -> dict[str, Any]:
         """All that a row's numbers depend on."""
-        gallery = self.gallery(job)
+        features = self.split_features(job)
         return {
             "method": job.method,
             "hyper": dataclasses.asdict(job.configured),  # type: ignore[call-overload]
             "episode_settings": dataclasses.asdict(job.episode_settings),
             "episodes": job.episodes,
-            "weights": gallery.weights_hash,
-            "content": gallery.store.manifest.content,
+            "weights": features.weights_hash,
+            "content": features.store.manifest.content,
         }
 
     def row(self, job: Job, scores: Scores, seconds: float, threads: int) -> Row:
         """The complete record of a finished job."""
-        gallery, (episodes, _) = self.gallery(job), self.episodes(job)
+        features, (episodes, _) = self.split_features(job), self.episodes(job)
         identity = self.identity(job)
         figures = summarise(scores)
         return Row(
@@ -184,8 +181,8 @@ class Bench:
             split=job.episode_settings.split,
             stage=job.spec.stage,
             models=str(job.models),
-            backbone=gallery.model.card.backbone,
-            data=gallery.store.manifest.name,
+            backbone=features.model.card.backbone,
+            data=features.store.manifest.name,
             episode_hash=episodes.hash,
             n_base=episodes.n_base,
             ways=job.episode_settings.ways,
@@ -298,10 +295,10 @@ def job_of(row: Row) -> Job:
 def rerun(row: Row, bench: Bench) -> tuple[Scores, list[str]]:
     """Compute a row again from its own record; what is different now, in words."""
     job = job_of(row)
-    gallery, (episodes, _) = bench.gallery(job), bench.episodes(job)
+    features, (episodes, _) = bench.split_features(job), bench.episodes(job)
     now = {
-        "weights": (row.weights, gallery.weights_hash),
-        "data": (row.content, gallery.store.manifest.content),
+        "weights": (row.weights, features.weights_hash),
+        "data": (row.content, features.store.manifest.content),
         "episodes": (row.episode_hash, episodes.hash),
         **{f"version of {k}": (row.versions.get(k), v) for k, v in versions().items()},
     }

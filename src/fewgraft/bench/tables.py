@@ -43,7 +43,7 @@ NAMES = {
     "n_n": "n/n",
     "harmonic": "H",
 }
-Key = tuple[str, str, int]  # method, setting, shots
+RowKey = tuple[str, str, int]  # method, setting, shots
 
 
 @dataclass(frozen=True)
@@ -124,10 +124,10 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenRows:
     """The entries of one table."""
 
-    entries: Mapping[Key, Entry]
+    entries: Mapping[RowKey, Entry]
 
     @property
     def rows(self) -> list[Row]:
@@ -162,14 +162,14 @@ class Chosen:
 
 def _choose(
     results: Results, choice: Choice, wanted: Callable[[Row], bool], command: str
-) -> Chosen:
+) -> ChosenRows:
     """The last row of each (method, setting, shots), provided that all can be compared."""
     rows = results.rows()
     last = {(r.method, r.setting, r.shots): r for r in rows if choice.takes(r) and wanted(r)}
     if not last:
         raise _no_rows(results, choice, command)
     _refuse_mixture(list(last.values()))
-    return Chosen({key: Entry(row, results.scores(row)) for key, row in last.items()})
+    return ChosenRows({key: Entry(row, results.scores(row)) for key, row in last.items()})
 
 
 def _no_rows(results: Results, choice: Choice, command: str) -> NoRowsError:
@@ -295,7 +295,7 @@ def title_of(method: str) -> str:
     return spec.title if spec else method
 
 
-def _named_lines(chosen: Chosen, setting: str) -> list[_Line]:
+def _named_lines(chosen: ChosenRows, setting: str) -> list[_Line]:
     """A line a method, with its backbone."""
     lines = []
     for method in chosen.methods(setting):
@@ -330,7 +330,7 @@ def _assemble(
     title: str,
     labels: Sequence[str],
     sections: Mapping[str, Sequence[_Line]],
-    chosen: Chosen,
+    chosen: ChosenRows,
     metrics: Sequence[str],
     remark: str = "",
     baseline: Mapping[int, Entry] | None = None,

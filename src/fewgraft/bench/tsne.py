@@ -1,4 +1,4 @@
-"""Where pictures and prototypes of one episode lie in feature space (the paper's Fig. 4).
+"""Where pictures and prototypes of one episode lie in feature space (the paper's Fig. 3).
 
 The episode's novel classes and as many base classes, up to 30 test pictures of each, under two
 methods side by side. Pictures, base weights and prototypes are directions of one space, embedded
@@ -17,17 +17,16 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import normalize
 
-from fewgraft.bench.gallery import Gallery
 from fewgraft.bench.runner import Bench, Job
 from fewgraft.data.parts import Part
 from fewgraft.data.store import ImageStore
 from fewgraft.draws import Indices, KeyStream
 from fewgraft.errors import FewgraftError, nearest
 from fewgraft.methods.base import NovelWeights
-from fewgraft.methods.moving import MovedSolution
-from fewgraft.prototypes import cosine_logits
+from fewgraft.methods.moving import AdaptedSolution
+from fewgraft.prototypes import cosine_logits, directions
+from fewgraft.split_features import SplitFeatures
 
 METHODS = ("+pr", "proposed-without-adaptation")
 PICTURES = 30  # of a class
@@ -59,7 +58,7 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class View:
+class FeatureSpace:
     """The shown pictures and class weights under one method, as directions."""
 
     title: str
@@ -90,7 +89,7 @@ def choose(bench: Bench, job: Job, number: int, base: str = "nearest", seed: int
     if base not in BASES:
         raise FewgraftError(f"base classes cannot be chosen by '{base}'", nearest(base, BASES))
     if base == "nearest":
-        chosen = nearest_base(bench.gallery(job), novel)
+        chosen = nearest_base(bench.split_features(job), novel)
     else:
         chosen = stream.choose(episodes.n_base, min(len(novel), episodes.n_base)).tolist()
     support = episodes.support[number].numpy()
@@ -105,17 +104,15 @@ def choose(bench: Bench, job: Job, number: int, base: str = "nearest", seed: int
     )
 
 
-def nearest_base(gallery: Gallery, novel: Sequence[int]) -> list[int]:
+def nearest_base(seen: SplitFeatures, novel: Sequence[int]) -> list[int]:
     """For each novel class in turn, the base class most like it that is not taken yet.
 
     A novel class is the mean direction of its pictures: which base classes are looked at must not
     depend on the supports of an episode.
     """
-    pools = gallery.store.by_class(Part(f"novel/{gallery.split}"))
-    means = [
-        normalize(gallery.bank[torch.from_numpy(pools[label])], dim=-1).mean(0) for label in novel
-    ]
-    alike = cosine_logits(torch.stack(means), gallery.weights)  # [N, N_b]
+    pools = seen.store.by_class(Part(f"novel/{seen.split}"))
+    means = [seen.bank[torch.from_numpy(pools[label])].mean(0) for label in novel]
+    alike = cosine_logits(torch.stack(means), seen.weights)  # [N, N_b]
     found: list[int] = []
     for row in alike.argsort(dim=1, descending=True).tolist()[: alike.shape[1]]:
         found.append(next(label for label in row if label not in found))
@@ -132,29 +129,29 @@ def _some_of(
 
 
 @torch.no_grad()
-def view(bench: Bench, job: Job, number: int, shown: Shown) -> View:
+def feature_space(bench: Bench, job: Job, number: int, shown: Shown) -> FeatureSpace:
     """The method of a job learns episode `number`; where it then sees the pictures and classes."""
-    gallery, (episodes, _) = bench.gallery(job), bench.episodes(job)
+    seen, (episodes, _) = bench.split_features(job), bench.episodes(job)
     method = job.configured
     rows = slice(number, number + 1)
-    solution = method.fit(gallery.task(episodes, rows, pictures=method.moves_network))
+    solution = method.fit(seen.task(episodes, rows, pictures=method.moves_network))
     base = list(shown.base)
     if isinstance(solution, NovelWeights):
-        features = gallery.bank[shown.pictures]
-        weights = torch.cat([gallery.weights[base], solution.novel[0]])
-    elif isinstance(solution, MovedSolution):
-        (moved,) = solution.episodes
-        features = solution.network.features(shown.pictures, moved.parameters)
-        weights = torch.cat([moved.base[base], moved.novel])
+        features = seen.bank[shown.pictures]
+        weights = torch.cat([seen.weights[base], solution.novel[0]])
+    elif isinstance(solution, AdaptedSolution):
+        (adapted,) = solution.episodes
+        features = solution.network.features(shown.pictures, adapted.parameters)
+        weights = torch.cat([adapted.base[base], adapted.novel])
     else:
         raise FewgraftError(
             f"'{job.method}' answers without prototypes: there is nothing to draw for them",
             f"Such as: {', '.join(METHODS)}",
         )
-    return View(job.spec.title, normalize(features, dim=-1), normalize(weights, dim=-1))
+    return FeatureSpace(job.spec.title, features, directions(weights))
 
 
-def draw_views(shown: Shown, views: Sequence[View], seed: int = 0) -> Figure:
+def draw_spaces(shown: Shown, views: Sequence[FeatureSpace], seed: int = 0) -> Figure:
     """A panel a method; one legend, as colours mean the same everywhere."""
     figure = Figure(figsize=(5.6 * len(views), 6.4), layout="constrained")
     panels = figure.subplots(1, len(views), squeeze=False)[0]
@@ -164,7 +161,7 @@ def draw_views(shown: Shown, views: Sequence[View], seed: int = 0) -> Figure:
     return figure
 
 
-def describe(shown: Shown, views: Sequence[View], number: int) -> str:
+def describe(shown: Shown, views: Sequence[FeatureSpace], number: int) -> str:
     """What the figure shows, in words."""
     shares = ", ".join(f"{v.title} {100 * v.nearest_right(shown.places):.1f} %" for v in views)
     which = {"nearest": "the base classes most like them", "random": "as many random base classes"}
@@ -175,7 +172,7 @@ def describe(shown: Shown, views: Sequence[View], number: int) -> str:
     )
 
 
-def _draw_panel(axes: Axes, shown: Shown, one: View, seed: int) -> None:
+def _draw_panel(axes: Axes, shown: Shown, one: FeatureSpace, seed: int) -> None:
     points, triangles = one.embedded(seed)
     for place in range(len(shown.names)):
         colour = COLOURS[place % len(COLOURS)]

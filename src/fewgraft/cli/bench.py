@@ -58,7 +58,6 @@ def run(
 
       fewgraft bench run cifar-fs --methods +pr,proposed-without-adaptation --settings s2i --shots 1
     """
-    from fewgraft.bench.models import models_folder
     from fewgraft.bench.results import Results
     from fewgraft.bench.runner import Bench, jobs
     from fewgraft.bench.runner import run as run_jobs
@@ -66,6 +65,7 @@ def run(
     from fewgraft.files import make_folder
     from fewgraft.methods import methods as known_methods
     from fewgraft.training.recipe import load_recipe
+    from fewgraft.zoo import models_folder
 
     loaded = load_recipe(recipe)
     wanted = jobs(
@@ -133,11 +133,11 @@ def tune(
 
     Example: fewgraft bench tune cifar-fs --methods +pr,proposed-without-adaptation
     """
-    from fewgraft.bench.models import models_folder
     from fewgraft.bench.runner import Bench
     from fewgraft.bench.tune import tune as search
     from fewgraft.metrics import interval
     from fewgraft.training.recipe import load_recipe
+    from fewgraft.zoo import models_folder
 
     loaded = load_recipe(recipe)
     folder = models or models_folder(loaded.name)

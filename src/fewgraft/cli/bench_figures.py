@@ -51,12 +51,12 @@ def ratio(
     """
     from rich.console import Console
 
-    from fewgraft.bench.models import models_folder
     from fewgraft.bench.ratio import Sweep, draw_sweeps, run_sweep, sweep_table
     from fewgraft.bench.report import RATIO, write_figure
     from fewgraft.bench.results import Results
     from fewgraft.bench.runner import Bench
     from fewgraft.training.recipe import load_recipe
+    from fewgraft.zoo import models_folder
 
     loaded, bench, console = load_recipe(recipe), Bench(), Console()
     folder = out or Path("results") / loaded.name
@@ -114,11 +114,11 @@ def tsne(
 
       fewgraft bench tsne icons --methods +pr,proposed --episode 7 --base random
     """
-    from fewgraft.bench.models import models_folder
     from fewgraft.bench.report import TSNE, write_figure
     from fewgraft.bench.runner import Bench, jobs
-    from fewgraft.bench.tsne import choose, describe, draw_views, view
+    from fewgraft.bench.tsne import choose, describe, draw_spaces, feature_space
     from fewgraft.training.recipe import load_recipe
+    from fewgraft.zoo import models_folder
 
     loaded, bench = load_recipe(recipe), Bench()
     folder = out or Path("results") / loaded.name
@@ -134,9 +134,9 @@ def tsne(
     if not wanted:
         raise FewgraftError("name one or more methods")
     shown = choose(bench, wanted[0], episode, base, seed)
-    views = [view(bench, job, episode, shown) for job in wanted]
+    views = [feature_space(bench, job, episode, shown) for job in wanted]
     text = describe(shown, views, episode)
-    write_figure(draw_views(shown, views), text, folder / TSNE)
+    write_figure(draw_spaces(shown, views), text, folder / TSNE)
     typer.echo(f"{text}\nwrote {folder / TSNE}")
 
 

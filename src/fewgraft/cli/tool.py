@@ -9,7 +9,7 @@ import typer
 from fewgraft.errors import FewgraftError, writing
 
 if TYPE_CHECKING:
-    from fewgraft.app.teaching import Outcome
+    from fewgraft.app.learning.learn import Outcome
 
 SHOWN = 5  # pictures that could not be used, before the rest is only counted
 
@@ -47,7 +47,7 @@ def base(
 
       fewgraft base --backbone onnx:features.onnx --head head.safetensors --names names.txt --out v1
     """
-    from fewgraft.app.base import build_base, import_base, model_of_backbone
+    from fewgraft.app.learning.base import build_base, import_base, model_of_backbone
     from fewgraft.data.sources.folder import list_classes
     from fewgraft.model import save_model
 
@@ -110,11 +110,11 @@ def learn(
 
       fewgraft learn v2 --new photos/newer --out v3
     """
-    from fewgraft.app.adapting import learn_adapted
-    from fewgraft.app.embedding import Embedder, track_photos
-    from fewgraft.app.learn_report import report_page
-    from fewgraft.app.saving import open_classifier, save_outcome
-    from fewgraft.app.teaching import LearnSettings, learn
+    from fewgraft.app.features.embedding import Embedder, track_photos
+    from fewgraft.app.learning.adapting import learn_adapted
+    from fewgraft.app.learning.learn import LearnSettings, learn
+    from fewgraft.app.learning.saving import open_classifier, save_outcome
+    from fewgraft.app.report.page import report_page
     from fewgraft.data.sources.folder import list_classes
     from fewgraft.progress import json_lines
 
@@ -151,9 +151,9 @@ def predict(
 
       fewgraft predict v2 "one photo.jpg"
     """
-    from fewgraft.app.embedding import Embedder
-    from fewgraft.app.predicting import predict, write_csv
-    from fewgraft.app.saving import open_classifier
+    from fewgraft.app.features.embedding import Embedder
+    from fewgraft.app.learning.predicting import predict, write_csv
+    from fewgraft.app.learning.saving import open_classifier
     from fewgraft.files import readable
 
     files = photos_in(photos)
@@ -183,7 +183,7 @@ def export(
 
       fewgraft export v2 model.onnx
     """
-    from fewgraft.app.saving import open_classifier
+    from fewgraft.app.learning.saving import open_classifier
     from fewgraft.export import export_onnx
 
     export_onnx(open_classifier(classifier), out)
@@ -223,10 +223,10 @@ def _tell(outcome: "Outcome") -> None:
     if outcome.left_out.after:
         share, photos = outcome.left_out.accuracy_after, len(outcome.left_out.photos)
         typer.echo(f"new photos, each left out in turn: {share:.1%} of {photos} recognised")
-    pile = outcome.pile
-    if outcome.used_pile:
-        helped = int((pile.step > 0).sum())
-        typer.echo(f"pile: {helped} of {len(pile.photos)} photos helped a class")
+    unlabelled = outcome.unlabelled
+    if outcome.used_unlabelled:
+        helped = int((unlabelled.step > 0).sum())
+        typer.echo(f"pile: {helped} of {len(unlabelled.photos)} photos helped a class")
     elif outcome.why_not:
         typer.echo(f"the pile was NOT used: {outcome.why_not}")
     unknown = outcome.model.card.unknown

@@ -22,7 +22,7 @@ Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
 @dataclass(frozen=True)
-class Row:
+class SheetRow:
     """A line of a sheet: a label and the pictures behind it."""
 
     label: str
@@ -40,7 +40,7 @@ class Strip:
 
 def class_rows(
     store: ImageStore, parts: Sequence[Part], most_classes: int, most_pictures: int, seed: int
-) -> list[Row]:
+) -> list[SheetRow]:
     """A row a class, with a seeded choice of classes (evenly over the parts) and pictures."""
     rows = []
     present = [part for part in parts if store.by_class(part)]
@@ -51,11 +51,13 @@ def class_rows(
         for chosen in sorted(stream.choose(len(groups), min(share, len(groups))).tolist()):
             label, pictures = groups[chosen]
             some = stream.choose(len(pictures), min(most_pictures, len(pictures)))
-            rows.append(Row(f"{store.classes[label]}\n{part}", pictures[some]))
+            rows.append(SheetRow(f"{store.classes[label]}\n{part}", pictures[some]))
     return rows
 
 
-def draw_sheet(store: ImageStore, rows: Sequence[Row], columns: int | None = None) -> Image.Image:
+def draw_sheet(
+    store: ImageStore, rows: Sequence[SheetRow], columns: int | None = None
+) -> Image.Image:
     """Draw the rows; a row longer than `columns` goes on in the next line."""
     strips = [Strip(row.label, [_thumbnail(store, int(p)) for p in row.pictures]) for row in rows]
     return draw_strips(strips, columns, "L" if store.manifest.channels == 1 else "RGB", CELL)

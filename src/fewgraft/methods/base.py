@@ -1,7 +1,7 @@
 """What every method is given, and what it gives back.
 
 A method is a frozen dataclass of its hyper-parameters and keeps no state: `fit(task)` looks at the
-support, its labels and the pile, and returns a `Solution`, which answers queries. Everything has a
+support, its labels and U, and returns a `Solution`, which answers queries. Everything has a
 leading episode dimension, so that many episodes are a few large matrix products. E episodes, S
 support, U unlabelled and Q query pictures, N novel and N_b base classes, d features.
 """
@@ -10,15 +10,17 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch import Tensor
 
 from fewgraft.errors import FewgraftError, nearest
-from fewgraft.network import Network
 from fewgraft.parsing import first_problem
-from fewgraft.prototypes import cosine_logits, join_logits
+from fewgraft.prototypes import direction_logits, join_logits
+
+if TYPE_CHECKING:
+    from fewgraft.network import Network
 
 LARGEST_VALUE = 1e6
 Search = Mapping[str, tuple[Any, ...]]
@@ -26,7 +28,10 @@ Search = Mapping[str, tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class Task:
-    """What a method may see of E episodes: never a query, never its label."""
+    """What a method may see of E episodes: never a query, never its label.
+
+    Features are directions (of length 1), those of the queries too.
+    """
 
     ways: int  # N
     support: Tensor  # features [E, S, d]
@@ -37,7 +42,6 @@ class Task:
     gamma: float  # γ
     numbers: Tensor  # [E] which episode each is: all that is random depends on it alone
     pictures: "TaskPictures | None" = None  # for methods that move the network
-    inverse: Tensor | None = None  # 1/‖f‖ of `unlabelled` [E, U, 1], where it is known
 
     def __len__(self) -> int:
         """How many episodes there are."""
@@ -48,7 +52,7 @@ class Task:
 class TaskPictures:
     """The pictures behind the features, as indices into a network that can move."""
 
-    network: Network
+    network: "Network"
     support: Tensor  # [E, S]
     unlabelled: Tensor  # [E, U]
 
@@ -60,7 +64,6 @@ class Queries:
     features: Tensor  # [E, Q, d]
     base_logits: Tensor  # γ·cos(f, w) [E, Q, N_b]
     pictures: Tensor | None = None  # [E, Q] for solutions whose network moved
-    inverse: Tensor | None = None  # 1/‖f‖ [E, Q, 1], where it is known
 
 
 class Solution(Protocol):
@@ -129,6 +132,6 @@ class NovelWeights:
 
     def logits(self, queries: Queries) -> Tensor:
         """Cosine logits over W = [W_b, W_n]."""
-        novel = cosine_logits(queries.features, self.novel, self.gamma, queries.inverse)
+        novel = direction_logits(queries.features, self.novel, self.gamma)
         novel = novel + self.bias if self.bias else novel
         return join_logits(queries.base_logits, novel)

@@ -2,12 +2,12 @@
 
 Liu et al., "Learning to propagate labels", ICLR 2019 (TPN), after Zhou et al., "Learning with local
 and global consistency", NIPS 2003. Vertices are the base weights and the prototypes, each labelled
-with its class, and the pile. Labels Y spread along edges, F = (1−α) (I − αS)⁻¹ Y with
+with its class, and U. Labels Y spread along edges, F = (1−α) (I − αS)⁻¹ Y with
 S = D^−½ A D^−½. A query asks its nearest vertices (Delalleau et al., "Efficient non-parametric
 function induction in semi-supervised learning", AISTATS 2005), so that the answer to one query does
 not depend on the others.
 
-Small graphs are solved in closed form, many episodes at a time. A large pile is never a matrix of
+Small graphs are solved in closed form, many episodes at a time. A large U is never a matrix of
 its square: neighbours are sought block by block, the matrix is sparse, and conjugate gradients do
 the rest. All of it is in double precision: with α near 1 the system is nearly singular, weak edges
 are small differences of large numbers, and rows that labels hardly reach are normalised afterwards.
@@ -19,10 +19,9 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from fewgraft.methods.base import Method, MethodSpec, NovelWeights, Queries, Search, Task
-from fewgraft.prototypes import prototypes
+from fewgraft.prototypes import directions, prototypes
 
 DENSE_UP_TO = 1500  # vertices
 ROWS = 1024  # of similarities at a time
@@ -42,13 +41,12 @@ class LabelPropagation(Method):
     dense_up_to: int = DENSE_UP_TO
 
     def fit(self, task: Task) -> "Propagated | NovelWeights":
-        """Labels of all vertices; without a pile there is nothing to propagate along."""
+        """Labels of all vertices; without U there is nothing to propagate along."""
         if task.unlabelled.shape[1] == 0:
             return NovelWeights(prototypes(task.support, task.labels, task.ways), task.gamma)
         novel = prototypes(task.support.double(), task.labels, task.ways)
-        base = normalize(task.weights.double(), dim=-1).expand(len(task), -1, -1)
-        pile = normalize(task.unlabelled.double(), dim=-1)
-        vertices = torch.cat([base, novel, pile], dim=1)  # [E, n, d]
+        base = directions(task.weights.double()).expand(len(task), -1, -1)
+        vertices = torch.cat([base, novel, task.unlabelled.double()], dim=1)  # [E, n, d]
         n_classes = base.shape[1] + task.ways
         labels = torch.eye(vertices.shape[1], n_classes, dtype=vertices.dtype)
         places, edges = nearest_vertices(vertices, vertices, self.neighbours, self.power, skip=True)
@@ -62,13 +60,12 @@ class Propagated:
 
     vertices: Tensor  # [E, n, d]
     scores: Tensor  # [E, n, N_b+N], each row summing to 1 where anything reached it
-    how: LabelPropagation
+    config: LabelPropagation
 
     def logits(self, queries: Queries) -> Tensor:
         """Log of the mean score of the nearest vertices."""
-        features = normalize(queries.features.double(), dim=-1)
         places, edges = nearest_vertices(
-            features, self.vertices, self.how.neighbours, self.how.power
+            queries.features.double(), self.vertices, self.config.neighbours, self.config.power
         )
         found = _gather(self.scores, places)  # [E, Q, k, C]
         total = edges.sum(-1, keepdim=True).clamp(min=torch.finfo(edges.dtype).tiny)

@@ -6,7 +6,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 
 def nt_xent(first: Tensor, second: Tensor, temperature: float) -> Tensor:
-    """L_ctr: features [B, d] of two views of the same B pictures; the mean over 2B anchors.
+    """L_ctr, Eq. 5: features [B, d] of two views of the same B pictures; the mean over 2B anchors.
 
     Each anchor has one positive (its other view) and 2B − 2 negatives; itself it does not see.
     Chen et al., "A simple framework for contrastive learning of visual representations", ICML 2020.
@@ -19,8 +19,9 @@ def nt_xent(first: Tensor, second: Tensor, temperature: float) -> Tensor:
 
 
 def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """L_dst: soft cross-entropy between logits [B, C] of both, softened; no factor τ².
+    """L_dst, Eq. 6: soft cross-entropy between logits [B, C] of both; no factor τ².
 
+    Logits γ·cos(f, w) over temperature τ₂, then a softmax over the C columns, are Eq. 7's z and z̄.
     Hinton et al., "Distilling the knowledge in a neural network", 2015.
     """
     return cross_entropy(student / temperature, (teacher / temperature).softmax(-1))

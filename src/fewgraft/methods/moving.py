@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -9,12 +10,14 @@ from torch import Tensor
 from fewgraft.draws import KeyStream
 from fewgraft.errors import FewgraftError
 from fewgraft.methods.base import Queries, Task, TaskPictures
-from fewgraft.network import Network
 from fewgraft.prototypes import cosine_logits, join_logits
+
+if TYPE_CHECKING:
+    from fewgraft.network import Network
 
 
 @dataclass(frozen=True)
-class Moved:
+class AdaptedWeights:
     """θ (its moving part), W_b and W_n of one episode."""
 
     parameters: dict[str, Tensor]
@@ -22,7 +25,7 @@ class Moved:
     novel: Tensor  # [N, d]
 
     @classmethod
-    def start(cls, network: Network, base: Tensor, novel: Tensor) -> "Moved":
+    def start(cls, network: "Network", base: Tensor, novel: Tensor) -> "AdaptedWeights":
         """Where every episode begins: copies that may move."""
         copied = {name: p.clone().requires_grad_() for name, p in network.start.items()}
         return cls(copied, *(w.detach().clone().requires_grad_() for w in (base, novel)))
@@ -31,15 +34,19 @@ class Moved:
         """Everything that moves."""
         return [*self.parameters.values(), self.base, self.novel]
 
-    def settled(self, start: "Moved | None" = None, share: float = 0.0) -> "Moved":
-        """As it is now, for good; or part of the way back to the start."""
-        begun = start or self
+    def detached(self) -> "AdaptedWeights":
+        """As they are now, for good."""
+        return self.interpolate(self, 0.0)
+
+    def interpolate(self, start: "AdaptedWeights", share: float) -> "AdaptedWeights":
+        """`share` of the way back to the start, for good."""
         parameters = {
-            name: torch.lerp(p.detach(), begun.parameters[name].detach(), share)
+            name: torch.lerp(p.detach(), start.parameters[name].detach(), share)
             for name, p in self.parameters.items()
         }
-        ends = zip((self.base, self.novel), (begun.base, begun.novel), strict=True)
-        return Moved(parameters, *(torch.lerp(a.detach(), b.detach(), share) for a, b in ends))
+        ends = zip((self.base, self.novel), (start.base, start.novel), strict=True)
+        mixed = (torch.lerp(own.detach(), other.detach(), share) for own, other in ends)
+        return AdaptedWeights(parameters, *mixed)
 
     def logits(self, features: Tensor, gamma: float) -> Tensor:
         """Cosine logits over W = [W_b, W_n]: [n, d] → [n, N_b+N]."""
@@ -47,11 +54,11 @@ class Moved:
 
 
 @dataclass(frozen=True)
-class MovedSolution:
+class AdaptedSolution:
     """One network an episode."""
 
-    network: Network
-    episodes: Sequence[Moved]
+    network: "Network"
+    episodes: Sequence[AdaptedWeights]
     gamma: float
     keeps_base: bool = False  # base classes are scored as if nothing had moved
 
@@ -61,8 +68,8 @@ class MovedSolution:
         if queries.pictures is None:
             raise FewgraftError("this solution moved the network: it needs pictures, not features")
         rows = [
-            moved.logits(self.network.features(pictures, moved.parameters), self.gamma)
-            for moved, pictures in zip(self.episodes, queries.pictures, strict=True)
+            adapted.logits(self.network.features(pictures, adapted.parameters), self.gamma)
+            for adapted, pictures in zip(self.episodes, queries.pictures, strict=True)
         ]
         logits = torch.stack(rows)
         if self.keeps_base:
@@ -81,10 +88,10 @@ def pictures_of(task: Task) -> TaskPictures:
 
 
 def descend(
-    moved: Moved, loss: Callable[[int], Tensor], steps: int, lr: float, momentum: float
+    adapted: AdaptedWeights, loss: Callable[[int], Tensor], steps: int, lr: float, momentum: float
 ) -> None:
     """Plain SGD with momentum; `loss` is a function of the step."""
-    optimiser = torch.optim.SGD(moved.all(), lr=lr, momentum=momentum)
+    optimiser = torch.optim.SGD(adapted.all(), lr=lr, momentum=momentum)
     with torch.enable_grad():
         for step in range(steps):
             optimiser.zero_grad()
@@ -93,7 +100,7 @@ def descend(
 
 
 def batches(total: int, size: int, number: int) -> Callable[[int], Tensor]:
-    """step → places [size] in a pile of `total`: every epoch is a permutation of its own."""
+    """step → places [size] in a set of `total`: every epoch is a permutation of its own."""
     size = min(size, total)
     each = total // size if size else 1
 

@@ -1,7 +1,7 @@
 """Imprinting: the mean direction of a class's few pictures becomes its weight (Eq. 2).
 
 Qi et al., "Low-shot learning with imprinted weights", CVPR 2018. It needs no training for novel
-classes at all, and no pile. The same answer on features of Algorithm 1 is the paper's
+classes at all, and no U. The same answer on features of Algorithm 1 is the paper's
 Meta-Inc-Baseline.
 """
 
@@ -15,12 +15,11 @@ from fewgraft.prototypes import prototypes
 class NearestPrototype(Method):
     """W = [W_b, class means of the support]."""
 
-    normalise: bool = True  # average directions; without it Eq. 2 is literal
     bias: float = 0.0  # on the novel logits
 
     def fit(self, task: Task) -> NovelWeights:
-        """Prototypes; the pile is not looked at."""
-        novel = prototypes(task.support, task.labels, task.ways, normalise=self.normalise)
+        """Prototypes; U is not looked at."""
+        novel = prototypes(task.support, task.labels, task.ways)
         return NovelWeights(novel, task.gamma, self.bias)
 
 

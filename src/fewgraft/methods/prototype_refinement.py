@@ -1,4 +1,4 @@
-"""Prototype refinement (Eqs. 3–4): the pile's pictures join the class means, softly.
+"""Prototype refinement (Eqs. 3–4): the unlabelled pictures join the class means, softly.
 
 Lichtenstein et al., "TAFSSL: Task-adaptive feature sub-space learning for few-shot
 classification", ECCV 2020, in the form of the S²I-FSL paper: a picture counts for a novel class by
@@ -32,18 +32,17 @@ class PrototypeRefinement(Method):
     steps: int = 5
     alpha: float = 1.0
     temperature: float = 1.0  # of the pseudo-labels
-    pile_bias: float = 0.0  # on the novel logits of the pile
+    pile_bias: float = 0.0  # on the novel logits of U
     bias: float = 0.0  # on the novel logits of the answer
 
+    @property
+    def refinement(self) -> Refinement:
+        """How Eqs. 3–4 are applied."""
+        return Refinement(self.steps, self.alpha, self.temperature, self.pile_bias)
+
     def fit(self, task: Task) -> NovelWeights:
-        """Eq. 2, then Eqs. 3–4; an empty pile leaves the prototypes."""
+        """Eq. 2, then Eqs. 3–4; an empty U leaves the prototypes."""
         novel = prototypes(task.support, task.labels, task.ways)
-        how = Refinement(
-            steps=self.steps,
-            alpha=self.alpha,
-            temperature=self.temperature,
-            novel_bias=self.pile_bias,
-        )
         if task.unlabelled.shape[1]:
             novel = refine(
                 novel,
@@ -52,8 +51,7 @@ class PrototypeRefinement(Method):
                 task.unlabelled,
                 task.base_unlabelled,
                 task.gamma,
-                how,
-                inverse=task.inverse,
+                self.refinement,
             )
         return NovelWeights(novel, task.gamma, self.bias)
 

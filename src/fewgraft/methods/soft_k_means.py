@@ -1,10 +1,10 @@
 """Soft k-means, plain and masked: the classic reference of semi-supervised few-shot learning.
 
-Ren et al., "Meta-learning for semi-supervised few-shot classification", ICLR 2018. Every pile
-picture joins each prototype by its softmax over squared distances. The masked form lets pictures
-count less that are far from a prototype, so that distractors (classes that the episode does not
-have) do little harm; there the paper learns threshold and slope of the mask with a small network
-during meta-training, here they are two hyper-parameters.
+Ren et al., "Meta-learning for semi-supervised few-shot classification", ICLR 2018. Every
+unlabelled picture joins each prototype by its softmax over squared distances. The masked form lets
+pictures count less that are far from a prototype, so that distractors (classes that the episode
+does not have) do little harm; there the paper learns threshold and slope of the mask with a small
+network during meta-training, here they are two hyper-parameters.
 """
 
 from dataclasses import dataclass
@@ -12,10 +12,9 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from fewgraft.methods.base import Method, MethodSpec, NovelWeights, Search, Task
-from fewgraft.prototypes import members_of, prototypes
+from fewgraft.prototypes import class_sums, directions, support_sums
 
 
 @dataclass(frozen=True)
@@ -30,15 +29,13 @@ class SoftKMeans(Method):
 
     def fit(self, task: Task) -> NovelWeights:
         """Base classes, if there are any, take no part in the assignment."""
-        support, pile = normalize(task.support, dim=-1), normalize(task.unlabelled, dim=-1)
-        members = members_of(task.labels, task.ways, support.dtype)
-        novel = prototypes(task.support, task.labels, task.ways)
-        for _ in range(self.steps if pile.shape[1] else 0):
-            distances = 2 - 2 * pile @ novel.transpose(1, 2)  # [E, U, N], squared
+        unlabelled = task.unlabelled
+        own, _ = support_sums(task.support, task.labels, task.ways)
+        novel = directions(own)
+        for _ in range(self.steps if unlabelled.shape[1] else 0):
+            distances = 2 - 2 * unlabelled @ novel.transpose(1, 2)  # [E, U, N], squared
             weights = (-self.scale * distances).softmax(-1) * self.mask(distances)
-            joint = torch.cat([weights, members], dim=1).transpose(1, 2)
-            novel = joint @ torch.cat([pile, support], dim=1) / joint.sum(-1, keepdim=True)
-            novel = normalize(novel, dim=-1)
+            novel = directions(own + class_sums(weights, unlabelled))  # of sums as of means
         return NovelWeights(novel, task.gamma)
 
     def mask(self, distances: Tensor) -> Tensor:

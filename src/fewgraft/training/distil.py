@@ -27,13 +27,13 @@ class Distil(Pretrain):
         teacher: CosineModel,
         store: ImageStore,
         recipe: Recipe,
-        how: Distillation,
+        config: Distillation,
     ) -> None:
-        super().__init__(model, store, recipe, how)
+        super().__init__(model, store, recipe, config)
         self._teacher = teacher.eval()
-        self._weight, self._temperature = how.weight, how.temperature
-        self._mirror = how.augmentation.mirror
-        self._share = how.teacher_share
+        self._weight, self._temperature = config.weight, config.temperature
+        self._mirror = config.augmentation.mirror
+        self._share = config.teacher_share
 
     def _class_loss(self, logits: Tensor, labels: Tensor, pictures: Tensor) -> Tensor:
         """Labels and the teacher's softened answers, weighted."""

@@ -22,7 +22,7 @@ from fewgraft.training.checkpoint import (
     save_checkpoint,
 )
 from fewgraft.training.log import RunLog
-from fewgraft.training.phase import Phase, Share, StepLoss
+from fewgraft.training.phase import Phase, Shard, StepLoss
 from fewgraft.training.recipe import Optimisation
 
 LOG_EVERY = 20
@@ -33,28 +33,28 @@ class Interrupted(Exception):  # noqa: N818
     """Asked to stop; the state is saved."""
 
 
-def learning_rate(how: Optimisation, step: int, steps: int) -> float:
+def learning_rate(config: Optimisation, step: int, steps: int) -> float:
     """The rate of a step: linear warm-up, then a cosine to 0 or constant. Counts steps only."""
-    warm = how.warm_up * steps
+    warm = config.warm_up * steps
     if step < warm:
-        return how.lr * (step + 1) / (warm + 1)
-    if how.schedule == "constant":
-        return how.lr
-    return how.lr * 0.5 * (1 + math.cos(math.pi * (step - warm) / (steps - warm)))
+        return config.lr * (step + 1) / (warm + 1)
+    if config.schedule == "constant":
+        return config.lr
+    return config.lr * 0.5 * (1 + math.cos(math.pi * (step - warm) / (steps - warm)))
 
 
 def make_optimiser(phase: Phase) -> torch.optim.SGD:
     """SGD on what moves; normalisation layers and γ are not pulled towards zero."""
-    how = phase.optimisation
+    config = phase.optimisation
     decayed = [p for _, p in phase.moving() if p.ndim > 1]
     others = [p for _, p in phase.moving() if p.ndim <= 1]
-    groups = [{"params": decayed, "weight_decay": how.weight_decay}]
+    groups = [{"params": decayed, "weight_decay": config.weight_decay}]
     groups.append({"params": others, "weight_decay": 0.0})
     return torch.optim.SGD(
         groups,
-        lr=how.lr,
-        momentum=how.momentum,
-        nesterov=how.nesterov and how.momentum > 0,
+        lr=config.lr,
+        momentum=config.momentum,
+        nesterov=config.nesterov and config.momentum > 0,
         fused=phase.model.weight.device.type in ("cpu", "cuda"),  # one pass over the weights
     )
 
@@ -77,8 +77,8 @@ def train_phase(
         check_best(path, progress, best, phase.model)
         if progress.step > phase.steps or (progress.step == phase.steps and not best):
             raise FewgraftError(f"{path} is beyond the last step, {phase.steps}", ANEW)
-    share = Share(accelerator.process_index, accelerator.num_processes)
-    wrapped, prepared = accelerator.prepare(StepLoss(phase, share), optimiser)
+    shard = Shard(accelerator.process_index, accelerator.num_processes)
+    wrapped, prepared = accelerator.prepare(StepLoss(phase, shard), optimiser)
     log = RunLog(folder, phase.name, progress.step) if accelerator.is_main_process else None
     steps = _Steps(phase, wrapped, prepared, accelerator)
     phase.set_mode()
@@ -118,16 +118,16 @@ class _Steps:
 
     def take(self, step: int) -> tuple[float, float]:
         """One step of gradient descent; its loss and accuracy."""
-        how = self._phase.optimisation
-        self.rate = learning_rate(how, step, self._phase.steps)
+        config = self._phase.optimisation
+        self.rate = learning_rate(config, step, self._phase.steps)
         for group in self._optimiser.param_groups:
             group["lr"] = self.rate
         with self._accelerator.autocast():
             loss, accuracy = self._wrapped(step)
         self._watch(step, loss.item(), accuracy)
         self._accelerator.backward(loss)
-        if how.clip:
-            self._accelerator.clip_grad_norm_([p for _, p in self._phase.moving()], how.clip)
+        if config.clip:
+            self._accelerator.clip_grad_norm_([p for _, p in self._phase.moving()], config.clip)
         self._optimiser.step()
         self._optimiser.zero_grad()
         return loss.item(), accuracy

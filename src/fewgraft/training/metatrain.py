@@ -17,45 +17,26 @@ from torch.nn.functional import cross_entropy
 from fewgraft.augment import augment
 from fewgraft.data.store import ImageStore
 from fewgraft.draws import KeyStream
-from fewgraft.episodes import Answers, Episodes, EpisodeSettings, Pools, sample_episodes
+from fewgraft.episodes import Episodes, EpisodeSettings, Pools, sample_episodes
 from fewgraft.errors import FewgraftError
+from fewgraft.methods.base import Method
+from fewgraft.methods.nearest_prototype import NearestPrototype
+from fewgraft.methods.prototype_refinement import PrototypeRefinement
 from fewgraft.model import CosineModel
 from fewgraft.network import KeptActivations, Network, View
-from fewgraft.prototypes import Refinement, cosine_logits, joint_logits, without_columns
-from fewgraft.training.phase import Phase, Share
+from fewgraft.prototypes import (
+    direction_logits,
+    directions,
+    join_logits,
+    prototypes,
+    refine,
+    without_columns,
+)
+from fewgraft.training.phase import Phase, Shard
 from fewgraft.training.recipe import Metatraining, Recipe
 from fewgraft.training.validation import Validator
 
 Algorithm = Literal[1, 2]
-
-
-def query_logits(
-    model: CosineModel,
-    support: Tensor,
-    query: Tensor,
-    unlabelled: Tensor,
-    episodes: Episodes,
-    refinement: Refinement | None,
-    rehearsal: bool,
-) -> Tensor:
-    """Ŷ_q before the softmax [E, Q, N_b+N], from features [E, ·, d] of S, Q and U."""
-    labels = episodes.support_labels - episodes.n_base
-
-    def base(features: Tensor) -> Tensor:
-        logits = cosine_logits(features, model.weight, model.gamma)
-        return without_columns(logits, episodes.classes) if rehearsal else logits
-
-    return joint_logits(
-        support,
-        labels,
-        episodes.settings.ways,
-        query,
-        base(query),
-        unlabelled,
-        base(unlabelled),
-        model.gamma,
-        refinement,
-    )
 
 
 class Metatrain(Phase):
@@ -71,63 +52,101 @@ class Metatrain(Phase):
     ) -> None:
         self.model = model
         self.name = f"algorithm-{algorithm}"
-        self._how = recipe.metatraining
+        self._config = recipe.metatraining
         self._seed = recipe.seed
-        self._refinement = self._how.refinement if algorithm == 2 else None
-        turned = self._how.novel == "turned"
-        self._pools = Pools.turned(store) if turned else Pools.of(store, "train")
-        self._settings = [_settings(recipe, shots, algorithm) for shots in self._how.shots]
-        self._embedder = _Embedder(model, store, self._how, kept)
+        self._body = self.algorithm_2 if algorithm == 2 else self.algorithm_1
+        rotated = self._config.novel == "rotated"
+        self._pools = Pools.rotated(store) if rotated else Pools.of(store, "train")
+        self._settings = [_settings(recipe, shots, algorithm) for shots in self._config.shots]
+        self._embedder = _Embedder(model, store, self._config, kept)
         self._validator = Validator(store, recipe, "s2i" if algorithm == 2 else "incremental")
-        self._test_refinement = Refinement(steps=recipe.validation.refinement_steps)
-        self.steps = self._how.steps
-        self.validate_every = self._how.validate_every
-        self.optimisation = self._how.optimisation
-
-    def loss(self, step: int, share: Share) -> tuple[Tensor, float]:
-        """The loop body of Algorithms 1 and 2, but for the update."""
-        episodes, answers = self._sample(step, share)
-        parts = [episodes.support, episodes.query, episodes.unlabelled]
-        features = self._embedder(torch.cat(parts, dim=1), self._seed, step, share)
-        support, query, unlabelled = torch.split(features, [p.shape[1] for p in parts], 1)
-        episodes = episodes.to(features.device)
-        logits = query_logits(
-            self.model,
-            support,
-            query,
-            unlabelled,
-            episodes,
-            self._refinement,
-            self._pools.rehearsal,
+        self._method: Method = (
+            PrototypeRefinement(steps=recipe.validation.refinement_steps)
+            if algorithm == 2
+            else NearestPrototype()
         )
-        labels = answers.query_labels.to(logits.device)
-        accuracy = (logits.detach().argmax(-1) == labels).float().mean().item()
-        return cross_entropy(logits.flatten(0, 1), labels.flatten()), accuracy
+        self.steps = self._config.steps
+        self.validate_every = self._config.validate_every
+        self.optimisation = self._config.optimisation
 
-    def _sample(self, step: int, share: Share) -> tuple[Episodes, Answers]:
-        """This share of the step's episodes; all processes together do all of them."""
+    def loss(self, step: int, shard: Shard) -> tuple[Tensor, float]:
+        """The body of the algorithm's loop; the loop and its update are `training.loop`'s."""
+        return self._body(step, shard)
+
+    def algorithm_1(self, step: int, shard: Shard) -> tuple[Tensor, float]:
+        """Lines 2–7 of Algorithm 1, Meta-Inc-Baseline; line 8 is the update."""
+        # Lines 2–4: S and Q_n from novel/train, Q_b from base/train, Q = Q_b ∪ Q_n
+        episodes, query_labels = self._sample(step, shard)
+        support, query, _ = self._features(episodes, step, shard)
+        # Line 5: W = [W_b, W_n] with Eq. 2
+        novel = prototypes(support, self._support_labels(episodes), episodes.settings.ways)
+        # Line 6: Ŷ_q with Eq. 1, before the softmax
+        novel_logits = direction_logits(query, novel, self.model.gamma)
+        logits = join_logits(self._base_logits(query, episodes), novel_logits)
+        # Line 7: L_cls(Ŷ_q, Y_q)
+        return _classification_loss(logits, query_labels.to(logits.device))
+
+    def algorithm_2(self, step: int, shard: Shard) -> tuple[Tensor, float]:
+        """Lines 2–7 of Algorithm 2, with fake unlabelled data; line 8 is the update."""
+        # Lines 2–4: S, Q_n and U_n from novel/train, Q_b and U_b from base/train, Q and U of both
+        episodes, query_labels = self._sample(step, shard)
+        support, query, unlabelled = self._features(episodes, step, shard)
+        # Line 5: W_n refined with Eqs. 3–4 on U, whose labels are not looked at; W = [W_b, W_n]
+        labels, gamma = self._support_labels(episodes), self.model.gamma
+        novel = prototypes(support, labels, episodes.settings.ways)
+        base_unlabelled = self._base_logits(unlabelled, episodes)
+        novel = refine(
+            novel, support, labels, unlabelled, base_unlabelled, gamma, self._config.refinement
+        )
+        # Line 6: Ŷ_q with Eq. 1, before the softmax
+        novel_logits = direction_logits(query, novel, gamma)
+        logits = join_logits(self._base_logits(query, episodes), novel_logits)
+        # Line 7: L_cls(Ŷ_q, Y_q)
+        return _classification_loss(logits, query_labels.to(logits.device))
+
+    def _features(self, episodes: Episodes, step: int, shard: Shard) -> tuple[Tensor, ...]:
+        """Directions [E, ·, d] of S, Q and U."""
+        parts = [episodes.support, episodes.query, episodes.unlabelled]
+        features = self._embedder(torch.cat(parts, dim=1), self._seed, step, shard)
+        return torch.split(directions(features), [part.shape[1] for part in parts], 1)
+
+    def _support_labels(self, episodes: Episodes) -> Tensor:
+        """[E, S] in 0 … N−1."""
+        return (episodes.support_labels - episodes.n_base).to(self.model.weight.device)
+
+    def _base_logits(self, features: Tensor, episodes: Episodes) -> Tensor:
+        """γ·cos(f, w) [E, ·, N_b]; base classes that the episode takes for novel are struck out."""
+        logits = direction_logits(features, self.model.weight, self.model.gamma)
+        if not self._pools.rehearsal:
+            return logits
+        return without_columns(logits, episodes.classes.to(logits.device))
+
+    def _sample(self, step: int, shard: Shard) -> tuple[Episodes, Tensor]:
+        """This shard of the step's episodes, and the labels [E, Q] of their queries.
+
+        All processes together do all episodes of the step.
+        """
         settings = self._settings[step % len(self._settings)]
-        numbers = range(self._how.episodes)[share.number :: share.of]
+        numbers = range(self._config.episodes)[shard.number :: shard.of]
         if not numbers:
             raise FewgraftError(
-                f"{share.of} processes cannot share {self._how.episodes} episodes a step",
+                f"{shard.of} processes cannot share {self._config.episodes} episodes a step",
                 "Raise metatraining.episodes or use fewer processes.",
             )
-        first = step * self._how.episodes
+        first = step * self._config.episodes
         drawn = [sample_episodes(self._pools, settings, 1, first + n) for n in numbers]
-        return _join([episodes for episodes, _ in drawn]), _join_answers([a for _, a in drawn])
+        query_labels = torch.cat([labels.query_labels for _, labels in drawn])
+        return _join([episodes for episodes, _ in drawn]), query_labels
 
     @torch.inference_mode()
     def validate(self) -> dict[str, float]:
         """Val episodes in the setting that the algorithm rehearses."""
         features = self._embedder.plain(self._validator.pictures)
-        weights, gamma = self.model.weight.detach(), self.model.gamma.detach()
-        refinement = self._test_refinement if self._refinement else None
-        return self._validator.figures(self._validator.scores(features, weights, gamma, refinement))
+        return self._validator.figures(self._validator.scores(self.model, features, self._method))
 
     def moving(self) -> list[tuple[str, nn.Parameter]]:
         """θ (or its last block) and W_b."""
-        fixed = {id(p) for p in self._embedder.lower.parameters()}
+        fixed = {id(p) for p in self._embedder.trunk.parameters()}
         return [(n, p) for n, p in self.model.named_parameters() if id(p) not in fixed]
 
     def set_mode(self) -> None:
@@ -135,16 +154,22 @@ class Metatrain(Phase):
         self.model.eval()
 
 
+def _classification_loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, float]:
+    """Cross-entropy of logits [E, Q, N_b+N] against labels [E, Q], and the accuracy."""
+    accuracy = (logits.detach().argmax(-1) == labels).float().mean().item()
+    return cross_entropy(logits.flatten(0, 1), labels.flatten()), accuracy
+
+
 def _settings(recipe: Recipe, shots: int, algorithm: Algorithm) -> EpisodeSettings:
-    how = recipe.metatraining
+    config = recipe.metatraining
     return EpisodeSettings.paper(
         "s2i" if algorithm == 2 else "incremental",
         shots,
         split="train",
-        ways=how.ways,
-        queries=how.queries,
-        base_queries=how.base_queries,
-        unlabelled=how.unlabelled if algorithm == 2 else 0,
+        ways=config.ways,
+        queries=config.queries,
+        base_queries=config.base_queries,
+        unlabelled=config.unlabelled if algorithm == 2 else 0,
         seed=recipe.seed,
     )
 
@@ -153,13 +178,6 @@ def _join(parts: Sequence[Episodes]) -> Episodes:
     names = ("classes", "support", "support_labels", "query", "unlabelled")
     joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
     return Episodes(settings=parts[0].settings, n_base=parts[0].n_base, **joined)
-
-
-def _join_answers(parts: Sequence[Answers]) -> Answers:
-    return Answers(
-        torch.cat([part.query_labels for part in parts]),
-        torch.cat([part.unlabelled_labels for part in parts]),
-    )
 
 
 class _Embedder:
@@ -172,45 +190,45 @@ class _Embedder:
         self,
         model: CosineModel,
         store: ImageStore,
-        how: Metatraining,
+        config: Metatraining,
         kept: KeptActivations | None,
     ) -> None:
         self._model = model
         self._store = store
-        self._how = how
-        self._network = Network(model, store.pictures, how.moves, kept)
-        self.lower = self._network.lower
+        self._config = config
+        self._network = Network(model, store.pictures, config.moves, kept)
+        self.trunk = self._network.trunk
 
-    def __call__(self, pictures: Tensor, seed: int, step: int, share: Share) -> Tensor:
+    def __call__(self, pictures: Tensor, seed: int, step: int, shard: Shard) -> Tensor:
         """Features [E, n, d] of augmented pictures [E, n]; each episode has its own randomness."""
         below = []
         for row, indices in enumerate(pictures):
-            number = step * self._how.episodes + row * share.of + share.number
+            number = step * self._config.episodes + row * shard.of + shard.number
             key = int(KeyStream(seed, number).keys(1)[0] >> 1)
             below.append(self._below(indices, torch.Generator().manual_seed(key)))
-        return self._network.above(torch.cat(below)).view(*pictures.shape, -1)
+        return self._network.head_features(torch.cat(below)).view(*pictures.shape, -1)
 
     def _below(self, indices: Tensor, rng: torch.Generator) -> Tensor:
         """What enters the moving part."""
         quarters, indices = indices // len(self._store), indices % len(self._store)
-        if self._how.moves == "all":
+        if self._config.moves == "all":
             pixels = torch.from_numpy(self._store.pictures[indices.numpy()])
-            pixels = augment(pixels, self._how.augmentation, rng)
-            for turns in (1, 2, 3):
-                chosen = quarters == turns
-                pixels[chosen] = torch.rot90(pixels[chosen], turns, (1, 2))
+            pixels = augment(pixels, self._config.augmentation, rng)
+            for turn in (1, 2, 3):
+                chosen = quarters == turn
+                pixels[chosen] = torch.rot90(pixels[chosen], turn, (1, 2))
             return self._model.prepare(pixels)
         mirrored = torch.rand(len(indices), generator=rng) < 0.5
-        return self._kept(indices, quarters, mirrored & self._how.augmentation.mirror)
+        return self._kept(indices, quarters, mirrored & self._config.augmentation.mirror)
 
     def _kept(self, indices: Tensor, quarters: Tensor, mirrored: Tensor) -> Tensor:
-        """Kept activations of pictures [n], each turned by its quarters and mirrored or not."""
+        """Kept activations of pictures [n], each rotated by its quarters and mirrored or not."""
         groups = []
-        for turns, mirror in itertools.product(range(4), (False, True)):
-            places = torch.nonzero((quarters == turns) & (mirrored == mirror)).flatten()
+        for turn, mirror in itertools.product(range(4), (False, True)):
+            places = torch.nonzero((quarters == turn) & (mirrored == mirror)).flatten()
             if len(places):
-                view = View(mirrored=mirror, turns=turns)
-                groups.append((places, self._network.below(indices[places], view)))
+                view = View(mirrored=mirror, quarters=turn)
+                groups.append((places, self._network.trunk_activations(indices[places], view)))
         order = torch.cat([places for places, _ in groups]).argsort()
         return torch.cat([below for _, below in groups])[order]
 
@@ -219,7 +237,7 @@ class _Embedder:
         return torch.cat([self._fixed(some) for some in torch.split(indices, batch)])
 
     def _fixed(self, indices: Tensor) -> Tensor:
-        if self._how.moves == "last-block":
+        if self._config.moves == "last-block":
             return self._network.features(indices)
         pixels = torch.from_numpy(self._store.pictures[indices.numpy()])
         return self._model.embed(self._model.prepare(pixels))

@@ -10,7 +10,7 @@ from fewgraft.training.recipe import Optimisation
 
 
 @dataclass(frozen=True)
-class Share:
+class Shard:
     """Which part of a step this process does: every `of`-th item, from `number` on."""
 
     number: int = 0
@@ -32,8 +32,8 @@ class Phase(ABC):
         return self.model
 
     @abstractmethod
-    def loss(self, step: int, share: Share) -> tuple[Tensor, float]:
-        """Mean loss of this process's share of the step, and its accuracy."""
+    def loss(self, step: int, shard: Shard) -> tuple[Tensor, float]:
+        """Mean loss of this process's shard of the step, and its accuracy."""
 
     @abstractmethod
     def validate(self) -> dict[str, float]:
@@ -55,12 +55,12 @@ class Phase(ABC):
 class StepLoss(nn.Module):
     """The loss as a module's forward pass, which is where gradients of processes are joined."""
 
-    def __init__(self, phase: Phase, share: Share) -> None:
+    def __init__(self, phase: Phase, shard: Shard) -> None:
         super().__init__()
         self.learner = phase.learner
         self._loss = phase.loss
-        self._share = share
+        self._shard = shard
 
     def forward(self, step: int) -> tuple[Tensor, float]:
         """Loss and accuracy of a step."""
-        return self._loss(step, self._share)
+        return self._loss(step, self._shard)

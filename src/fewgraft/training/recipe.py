@@ -38,7 +38,7 @@ class Optimisation(_Section):
 
 
 class Rotation(_Section):
-    """Self-supervision: some pictures are shown again, turned by 0, 90, 180 or 270 degrees, and
+    """Self-supervision: some pictures are shown again, rotated by 0, 90, 180 or 270 degrees, and
     the features have to tell by how much.
 
     Gidaris et al., "Boosting few-shot visual learning with self-supervision", ICCV 2019.
@@ -90,8 +90,8 @@ class Metatraining(_Section):
     base_queries: int = Field(default=50, ge=0, le=MOST)
     unlabelled: int = Field(default=150, ge=0, le=MOST)  # |U| in Algorithm 2, half of it novel
     # Where novel training classes come from: disjoint ones if the data has them, else base classes
-    # in turn ("data"); or base classes turned by quarters, which W_b has no row for ("turned").
-    novel: Literal["data", "turned"] = "data"
+    # in turn ("data"); or base classes rotated by quarters, which W_b has no row for ("rotated").
+    novel: Literal["data", "rotated"] = "data"
     moves: Literal["last-block", "all"] = "last-block"
     refinement_steps: int = Field(default=1, ge=1, le=1000)
     alpha: float = Field(default=1.0, gt=0, le=1)

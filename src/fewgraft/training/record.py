@@ -23,7 +23,7 @@ FILE = "run.json"
 LARGEST = 1 << 24  # bytes
 _SHOWN = 5  # changes that are named
 
-Settings = dict[str, Any]
+RunSettings = dict[str, Any]
 
 
 def check_record(folder: Path, recipe: Recipe, store: ImageStore, stages: Sequence[str]) -> None:
@@ -65,7 +65,7 @@ def write_record(folder: Path, recipe: Recipe, store: ImageStore) -> None:
             write_atomically(folder / FILE, text.encode())
 
 
-def training_settings(recipe: Recipe) -> Settings:
+def training_settings(recipe: Recipe) -> RunSettings:
     """All that training depends on; how the models are evaluated may change."""
     return recipe.model_dump(mode="json", exclude={"evaluation"})
 
@@ -75,11 +75,11 @@ def data_name(store: ImageStore) -> str:
     return f"{store.manifest.name} {store.manifest.content[:16]}"
 
 
-def _record(recipe: Recipe, store: ImageStore) -> Settings:
+def _record(recipe: Recipe, store: ImageStore) -> RunSettings:
     return {"recipe": training_settings(recipe), "data": data_name(store)}
 
 
-def _records(folder: Path, store: ImageStore, stages: Sequence[str]) -> Iterator[Settings]:
+def _records(folder: Path, store: ImageStore, stages: Sequence[str]) -> Iterator[RunSettings]:
     """What the folder says, each part of it on its own."""
     path = folder / FILE
     if path.exists():
@@ -94,7 +94,7 @@ def _records(folder: Path, store: ImageStore, stages: Sequence[str]) -> Iterator
             yield {"recipe": _completed(card.recipe), "data": card.data or data_name(store)}
 
 
-def _completed(recipe: Settings) -> Settings:
+def _completed(recipe: RunSettings) -> RunSettings:
     """With the settings that did not exist yet when it was written."""
     try:
         return training_settings(Recipe.model_validate(recipe))
@@ -102,7 +102,7 @@ def _completed(recipe: Settings) -> Settings:
         return {name: value for name, value in recipe.items() if name != "evaluation"}
 
 
-def _changes(then: Settings, now: Settings) -> Iterator[str]:
+def _changes(then: RunSettings, now: RunSettings) -> Iterator[str]:
     """Such as "seed: 0 then, 7 now"."""
     old, new = dict(_flat(then)), dict(_flat(now))
     for name in sorted(old.keys() | new.keys(), key=list(old | new).index):
@@ -120,6 +120,6 @@ def _flat(values: Mapping[str, Any], under: str = "") -> Iterator[tuple[str, Any
             yield f"{under}{name}" if (under, name) != ("", "data") else "pictures", value
 
 
-def _told(values: Settings, name: str) -> str:
+def _told(values: RunSettings, name: str) -> str:
     value = values.get(name)
     return "none" if value is None else value if isinstance(value, str) else json.dumps(value)

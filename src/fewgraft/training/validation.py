@@ -7,10 +7,12 @@ from torch import Tensor
 
 from fewgraft.data.parts import Part
 from fewgraft.data.store import ImageStore
-from fewgraft.episodes import Answers, Episodes, EpisodeSettings, Pools, sample_episodes
-from fewgraft.evaluation import evaluate
+from fewgraft.episodes import Episodes, EpisodeSettings, Pools, QueryLabels, sample_episodes
+from fewgraft.feature_bank import FeatureBank
+from fewgraft.methods.base import Method
 from fewgraft.metrics import Scores
-from fewgraft.prototypes import Refinement
+from fewgraft.model import CosineModel
+from fewgraft.split_features import EpisodeFeatures
 from fewgraft.training.recipe import Recipe
 
 SEED = 1  # validation has episodes of its own, whatever seed training has
@@ -20,30 +22,29 @@ class Validator:
     """Val episodes, drawn once, and where their pictures are."""
 
     def __init__(self, store: ImageStore, recipe: Recipe, setting: str) -> None:
-        self._how = recipe.validation
-        self._episodes = [self._draw(store, setting, shots) for shots in self._how.shots]
+        self._config = recipe.validation
+        self._episodes = [self._draw(store, setting, shots) for shots in self._config.shots]
         parts = (Part.BASE_VAL, Part.NOVEL_VAL)
         self.pictures = torch.cat([torch.from_numpy(store.indices(part)) for part in parts])
         self._total = len(store)
 
-    def _draw(self, store: ImageStore, setting: str, shots: int) -> tuple[Episodes, Answers]:
-        how = self._how
-        changes = {"ways": how.ways, "queries": how.queries, "base_queries": how.base_queries}
-        if setting == "s2i" and how.unlabelled is not None:
-            changes["unlabelled"] = how.unlabelled
+    def _draw(self, store: ImageStore, setting: str, shots: int) -> tuple[Episodes, QueryLabels]:
+        config = self._config
+        changes = {
+            "ways": config.ways,
+            "queries": config.queries,
+            "base_queries": config.base_queries,
+        }
+        if setting == "s2i" and config.unlabelled is not None:
+            changes["unlabelled"] = config.unlabelled
         settings = EpisodeSettings.paper(setting, shots, split="val", seed=SEED, **changes)
-        return sample_episodes(Pools.of(store, "val"), settings, self._how.episodes)
+        return sample_episodes(Pools.of(store, "val"), settings, self._config.episodes)
 
-    def scores(
-        self, features: Tensor, weights: Tensor, gamma: Tensor, refinement: Refinement | None
-    ) -> list[Scores]:
+    def scores(self, model: CosineModel, features: Tensor, method: Method) -> list[Scores]:
         """Scores at each shot, from features [len(self.pictures), d] of the val pictures."""
-        whole = torch.zeros(self._total, features.shape[1])
-        whole[self.pictures] = features.cpu()
-        return [
-            evaluate(whole, weights.cpu(), episodes, answers, gamma.cpu(), refinement)
-            for episodes, answers in self._episodes
-        ]
+        bank = FeatureBank.of(features.cpu(), self.pictures, self._total)
+        ready = EpisodeFeatures(lambda: bank, model.weight.detach().cpu(), model.gamma.item())
+        return [ready.scores(method, episodes, labels) for episodes, labels in self._episodes]
 
     def figures(self, scores: list[Scores], selection: str = "joint") -> dict[str, float]:
         """Metrics at each shot in percent, and the score that decides.
@@ -51,15 +52,15 @@ class Validator:
         It is the mean Acc over the shots, or with `selection` "apart" the mean of b/b and n/n.
         """
         found = {}
-        for shots, s in zip(self._how.shots, scores, strict=True):
+        for shots, s in zip(self._config.shots, scores, strict=True):
             found[f"acc_{shots}"] = 100 * s.acc.mean().item()
             found[f"delta_{shots}"] = 100 * s.delta.mean().item()
             found[f"b_all_{shots}"] = 100 * s.b_all.mean().item()
             found[f"n_all_{shots}"] = 100 * s.n_all.mean().item()
             found[f"n_n_{shots}"] = 100 * s.n_n.mean().item()
         found["b_b"] = 100 * scores[0].b_b.mean().item()
-        found["score"] = mean(found[f"acc_{shots}"] for shots in self._how.shots)
+        found["score"] = mean(found[f"acc_{shots}"] for shots in self._config.shots)
         if selection == "apart":
-            novel = mean(found[f"n_n_{shots}"] for shots in self._how.shots)
+            novel = mean(found[f"n_n_{shots}"] for shots in self._config.shots)
             found["score"] = (found["b_b"] + novel) / 2
         return found

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from pydantic import BaseModel
 
-from fewgraft.app.embedding import Embedder
-from fewgraft.app.predicting import UNKNOWN
+from fewgraft.app.features.embedding import Embedder
+from fewgraft.app.learning.predicting import UNKNOWN
 
 SHOWN = 5  # classes
 
@@ -19,7 +19,7 @@ class Score(BaseModel):
     score: float
 
 
-class Answer(BaseModel):
+class PhotoAnswer(BaseModel):
     """The answer for one photo."""
 
     photo: str
@@ -29,12 +29,12 @@ class Answer(BaseModel):
 
 
 @torch.inference_mode()
-def answer(embed: Embedder, photos: Sequence[Path], names: Sequence[str]) -> list[Answer]:
+def answer(embed: Embedder, photos: Sequence[Path], names: Sequence[str]) -> list[PhotoAnswer]:
     """One answer a photo, in their order. Many threads may ask one embedder that keeps nothing."""
     done = embed(photos)
     model, card = embed.model, embed.model.card
     below = card.unknown.threshold if card.unknown else float("-inf")
-    found: dict[int, Answer] = {}
+    found: dict[int, PhotoAnswer] = {}
     for number, feature in zip(done.kept, done.features, strict=True):
         logits = model.classify(torch.from_numpy(feature)[None])[0]
         top = logits.softmax(-1).topk(min(SHOWN, len(card.classes)))
@@ -43,7 +43,7 @@ def answer(embed: Embedder, photos: Sequence[Path], names: Sequence[str]) -> lis
             for place, score in zip(top.indices.tolist(), top.values.tolist(), strict=True)
         ]
         label = UNKNOWN if logits.max().item() < below else scores[0].name
-        found[number] = Answer(photo=names[number], label=label, classes=scores)
+        found[number] = PhotoAnswer(photo=names[number], label=label, classes=scores)
     for number, why in done.failed.items():
-        found[number] = Answer(photo=names[number], label="", classes=[], problem=why)
+        found[number] = PhotoAnswer(photo=names[number], label="", classes=[], problem=why)
     return [found[number] for number in range(len(photos))]

@@ -16,9 +16,9 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from fewgraft import __version__
-from fewgraft.app.server.answers import Answer, answer
+from fewgraft.app.server.answers import PhotoAnswer, answer
 from fewgraft.app.server.guard import Guard, refusal
-from fewgraft.app.server.jobs import Job, Jobs
+from fewgraft.app.server.jobs import Jobs, LearnJob
 from fewgraft.app.server.lessons import lay_out
 from fewgraft.app.server.refusals import Limits, RequestError
 from fewgraft.app.server.scratch import Scratch
@@ -32,7 +32,7 @@ PAGE = {"": ("page.html", "text/html"), "page.css": ("page.css", "text/css")}
 PAGE["page.js"] = ("page.js", "text/javascript")
 
 
-class Known(BaseModel):
+class KnownClass(BaseModel):
     """A class; `examples` are the photos it was learnt from, where that is known."""
 
     name: str
@@ -43,15 +43,15 @@ class Classes(BaseModel):
     """What the serving version knows."""
 
     version: str
-    classes: list[Known]
+    classes: list[KnownClass]
     unknown: Unknown | None  # when it answers "unknown"; null: never
 
 
-class Answers(BaseModel):
+class PhotoAnswers(BaseModel):
     """What the photos show."""
 
     version: str
-    photos: list[Answer]
+    photos: list[PhotoAnswer]
 
 
 class AllVersions(BaseModel):
@@ -148,9 +148,9 @@ def _add_recognising(app: FastAPI, versions: Versions, large: Large, scratch: Sc
     heavy = ThreadPoolExecutor(1, "recognise-heavy")  # those who wait for it hold up nobody else
 
     @app.post("/api/predict", openapi_extra=_form("photo"))
-    async def predict(request: Request) -> Answers:
+    async def predict(request: Request) -> PhotoAnswers:
         """Name what is on photos."""
-        serving, told = versions.serving, list[Answer]()
+        serving, told = versions.serving, list[PhotoAnswer]()
         async with scratch.folder() as folder:
             with Form(request, folder, large) as form:
                 received = await form.receive()
@@ -169,7 +169,7 @@ def _add_recognising(app: FastAPI, versions: Versions, large: Large, scratch: Sc
                         break
         if all(one.problem for one in told):
             raise RequestError(f"'{told[0].photo}' cannot be used: {told[0].problem}")
-        return Answers(version=serving.name, photos=told)
+        return PhotoAnswers(version=serving.name, photos=told)
 
     @app.get("/api/classes")
     def classes() -> Classes:
@@ -178,7 +178,7 @@ def _add_recognising(app: FastAPI, versions: Versions, large: Large, scratch: Sc
         card = serving.embed.model.card
         examples = card.examples or (None,) * len(card.classes)
         known = [
-            Known(name=name, examples=count)
+            KnownClass(name=name, examples=count)
             for name, count in zip(card.classes, examples, strict=True)
         ]
         return Classes(version=serving.name, classes=known, unknown=card.unknown)
@@ -186,7 +186,7 @@ def _add_recognising(app: FastAPI, versions: Versions, large: Large, scratch: Sc
 
 def _add_teaching(app: FastAPI, jobs: Jobs, large: Large) -> None:
     @app.post("/api/learn", status_code=202, openapi_extra=_form("photos1", "pile", "check"))
-    async def learn(request: Request) -> Job:
+    async def learn(request: Request) -> LearnJob:
         """Teach classes: class1 with photos1, class2 with photos2, ...; pile and check if any.
 
         The photos of the pile are files or zips; those to check the old classes with are zips of
@@ -205,22 +205,22 @@ def _add_teaching(app: FastAPI, jobs: Jobs, large: Large) -> None:
         return await asyncio.to_thread(jobs.add, name, folder, asked)
 
     @app.get("/api/jobs")
-    def all_jobs() -> list[Job]:
+    def all_jobs() -> list[LearnJob]:
         """List lessons, the newest first, without pictures."""
         return [job.model_copy(update={"helpers": []}) for job in jobs.all()]
 
     @app.get("/api/jobs/{name}")
-    def job(name: str) -> Job:
+    def job(name: str) -> LearnJob:
         """Tell how a lesson is; when it is done, also what was gained and lost."""
         return jobs.job(name)
 
     @app.post("/api/jobs/{name}/keep")
-    def keep(name: str) -> Job:
+    def keep(name: str) -> LearnJob:
         """Make a version of a lesson that is done, and serve it."""
         return jobs.keep(name)
 
     @app.post("/api/jobs/{name}/discard")
-    def discard(name: str) -> Job:
+    def discard(name: str) -> LearnJob:
         """Throw a lesson away, also while it waits or runs."""
         return jobs.discard(name)
 

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fewgraft.app.server.refusals import Limits
 
-Phase = Literal["idle", "head", "body", "work", "answer", "linger"]
+ConnectionPhase = Literal["idle", "head", "body", "work", "answer", "linger"]
 BACKLOG = 512  # connections that the system holds until they are accepted
 ACCEPTED = 8  # at a time: what they have sent is read before many others come
 OTHER_FILES = 64  # that the server has open besides
@@ -86,7 +86,7 @@ class Connection(H11Protocol):
         self.conn = _Whole(h11.SERVER, self.door.limits.head, self.door.limits.crumb)
         self.address = ""
         self._received = 0  # bytes, ever
-        self._state: tuple[Phase, object] = ("idle", None)
+        self._state: tuple[ConnectionPhase, object] = ("idle", None)
         self._since = self.loop.time()  # it is in this state
         self._before = 0  # bytes received until then
         self._mark = (self._since, 0)  # (time, bytes received) when its pace was looked at
@@ -124,7 +124,7 @@ class Connection(H11Protocol):
         """What uvicorn answers to bytes that are no HTTP, also in the middle of a request."""
         self._refuse(400, msg, "Send HTTP/1.1.")
 
-    def phase(self) -> Phase:
+    def phase(self) -> ConnectionPhase:
         """What it waits for; "work" is for us."""
         open_ = self.cycle is not None and not self.cycle.response_complete
         if self.transport.is_closing() or self.transport.get_write_buffer_size():

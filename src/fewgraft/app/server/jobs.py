@@ -24,7 +24,7 @@ State = Literal["queued", "running", "done", "failed", "kept", "discarded"]
 REMEMBERED = 50  # lessons that are over
 
 
-class Job(BaseModel):
+class LearnJob(BaseModel):
     """A lesson, as the API tells it."""
 
     id: str
@@ -46,7 +46,7 @@ class Job(BaseModel):
 class _Lesson:
     """What is known of a job in here."""
 
-    job: Job
+    job: LearnJob
     folder: Path
     photos: int
     process: "subprocess.Popen[str] | None" = field(default=None)
@@ -85,9 +85,9 @@ class Jobs:
         self._coming.discard(name)
         shutil.rmtree(folder, ignore_errors=True)
 
-    def add(self, name: str, folder: Path, asked: Asked) -> Job:
+    def add(self, name: str, folder: Path, asked: Asked) -> LearnJob:
         """Queue a lesson."""
-        job = Job(id=name, taught=asked.taught, pile=asked.pile, check=asked.check)
+        job = LearnJob(id=name, taught=asked.taught, pile=asked.pile, check=asked.check)
         lesson = _Lesson(job, folder, asked.photos)
         with self._lock:
             self._coming.discard(name)
@@ -96,15 +96,15 @@ class Jobs:
         self._waiting.put(lesson)
         return job
 
-    def job(self, name: str) -> Job:
+    def job(self, name: str) -> LearnJob:
         """How a lesson is."""
         return self._lesson(name).job
 
-    def all(self) -> list[Job]:
+    def all(self) -> list[LearnJob]:
         """The newest first."""
         return [lesson.job for lesson in reversed(list(self._lessons.values()))]
 
-    def keep(self, name: str) -> Job:
+    def keep(self, name: str) -> LearnJob:
         """Make a version of it and serve that."""
         with self._lock:
             lesson = self._lesson(name)
@@ -116,7 +116,7 @@ class Jobs:
             shutil.rmtree(lesson.folder, ignore_errors=True)
             return lesson.job
 
-    def discard(self, name: str) -> Job:
+    def discard(self, name: str) -> LearnJob:
         """Throw it away, also while it waits or runs."""
         with self._lock:
             lesson = self._lesson(name)

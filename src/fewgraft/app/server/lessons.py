@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fewgraft.app.predicting import UNKNOWN
+from fewgraft.app.learning.predicting import UNKNOWN
 from fewgraft.app.server.refusals import Budget, Limits, RequestError
 from fewgraft.app.server.uploads import Received, Upload, is_zip, stored_name
 from fewgraft.app.server.zips import unpack

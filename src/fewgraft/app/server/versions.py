@@ -22,8 +22,8 @@ from pathlib import Path
 import psutil
 from pydantic import BaseModel
 
-from fewgraft.app.embedding import Embedder
-from fewgraft.app.saving import open_classifier
+from fewgraft.app.features.embedding import Embedder
+from fewgraft.app.learning.saving import open_classifier
 from fewgraft.app.server.decoding import Decoders
 from fewgraft.app.server.refusals import Limits, RequestError
 from fewgraft.errors import FewgraftError, reading

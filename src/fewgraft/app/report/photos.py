@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from fewgraft.app.embedding import Photo
-from fewgraft.app.findings import Mistake, doubtful_helpers, helpers, mistakes
-from fewgraft.app.teaching import Outcome
-from fewgraft.app.thumbnails import Names, thumbnail
+from fewgraft.app.features.embedding import Photo
+from fewgraft.app.learning.learn import Outcome
+from fewgraft.app.report.findings import Mistake, doubtful_helpers, helpers, mistakes
+from fewgraft.app.report.thumbnails import Names, thumbnail
 from fewgraft.html import Html, counted, joined, picture_uri, tag
 
 MOST_EXAMPLES = 12  # photos of each kind for each taught class
@@ -36,7 +36,7 @@ def _pictures(figures: Iterable[Html]) -> Html:
 def taught(outcome: Outcome, names: Names) -> Html:
     """A card for each taught class: its examples and the pile’s photos that helped it most."""
     text = "Each class is the mean of its labelled photos"
-    if outcome.used_pile:
+    if outcome.used_unlabelled:
         text += (
             " and of the pile, in which a photo weighs as much as it is likely to be of the class "
             "(1.00: as much as a labelled one). Shown are the weightiest, with the round of "
@@ -49,15 +49,15 @@ def taught(outcome: Outcome, names: Names) -> Html:
 
 
 def _card(outcome: Outcome, name: str, names: Names, most: int) -> Html:
-    examples, pile = outcome.examples[name], outcome.pile
+    examples, unlabelled = outcome.examples[name], outcome.unlabelled
     rows = helpers(outcome, name)
     facts = [counted(len(examples), "labelled photo")]
     before = outcome.before.card
     if name in before.classes:
         known = before.examples[before.classes.index(name)] if before.examples else 0
         facts.append(f"known before from {counted(known, 'photo')}" if known else "known before")
-    if outcome.used_pile:
-        weight = f", {pile.weight[rows].sum():.1f} in weight" if rows else ""
+    if outcome.used_unlabelled:
+        weight = f", {unlabelled.weight[rows].sum():.1f} in weight" if rows else ""
         facts.append(f"{counted(len(rows), 'photo')} of the pile{weight}")
     if max(len(examples), len(rows)) > most:
         facts.append(f"at most {most} of each are shown")
@@ -67,11 +67,11 @@ def _card(outcome: Outcome, name: str, names: Names, most: int) -> Html:
     ]
     helped = [
         _figure(
-            pile.photos[row],
-            names(pile.photos[row], row),
+            unlabelled.photos[row],
+            names(unlabelled.photos[row], row),
             "right",
-            f"{pile.weight[row]:.2f}",
-            f"from round {pile.step[row]}",
+            f"{unlabelled.weight[row]:.2f}",
+            f"from round {unlabelled.step[row]}",
         )
         for row in rows[:most]
     ]
@@ -115,7 +115,7 @@ def _perhaps_misleading(outcome: Outcome, names: Names) -> Html:
     found = doubtful_helpers(outcome)
     if not found:
         return Html()
-    helped = int((outcome.pile.step > 0).sum())
+    helped = int((outcome.unlabelled.step > 0).sum())
     text = (
         f"Of {counted(helped, 'photo')} that helped a class, {len(found)} may have misled it"
         f"{_some(len(found), MOST_DOUBTFUL)}: what it counted for and how much → what it is taken "
@@ -130,33 +130,34 @@ def _some(there: int, shown: int) -> str:
 
 
 def _doubtful(outcome: Outcome, row: int, names: Names) -> Html:
-    pile = outcome.pile
-    counted_for = f"{outcome.taught[pile.helped[row]]} {pile.weight[row]:.2f}"
-    taken_for = f"→ {outcome.model.card.classes[pile.answer[row]]} {pile.margin[row]:.2f}"
-    photo = pile.photos[row]
+    unlabelled = outcome.unlabelled
+    counted_for = f"{outcome.taught[unlabelled.helped[row]]} {unlabelled.weight[row]:.2f}"
+    taken = outcome.model.card.classes[unlabelled.answer[row]]
+    taken_for = f"→ {taken} {unlabelled.margin[row]:.2f}"
+    photo = unlabelled.photos[row]
     return _figure(photo, names(photo, row), "doubtful", counted_for, taken_for)
 
 
 def review(outcome: Outcome, names: Names) -> Html:
     """The photos to label next, as a contact sheet."""
-    pile = outcome.pile
-    if not pile.review:
+    unlabelled = outcome.unlabelled
+    if not unlabelled.review:
         return Html()
     text = (
         "Labels for these photos of the pile would teach most, the first more than the last: they "
         "lie between two classes. Under each stand the class that is proposed and its margin over "
         "the second best, from 0 (a toss) to 1 (sure)."
     )
-    if len(pile.review) > MOST_REVIEWED:
-        text += f" The first {MOST_REVIEWED} of {len(pile.review)} are shown."
+    if len(unlabelled.review) > MOST_REVIEWED:
+        text += f" The first {MOST_REVIEWED} of {len(unlabelled.review)} are shown."
     figures = [
         _figure(
-            pile.photos[row],
-            names(pile.photos[row], row),
+            unlabelled.photos[row],
+            names(unlabelled.photos[row], row),
             "review",
-            f"{outcome.model.card.classes[pile.answer[row]]}?",
-            f"margin {pile.margin[row]:.2f}",
+            f"{outcome.model.card.classes[unlabelled.answer[row]]}?",
+            f"margin {unlabelled.margin[row]:.2f}",
         )
-        for row in pile.review[:MOST_REVIEWED]
+        for row in unlabelled.review[:MOST_REVIEWED]
     ]
     return joined([tag("p", text), _pictures(figures)])

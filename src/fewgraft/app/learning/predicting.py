@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
-from fewgraft.app.embedding import Embeds, Photo
-from fewgraft.app.labelled import photo_name
-from fewgraft.app.lesson import PART
-from fewgraft.app.saving import table
+from fewgraft.app.features.embedding import Embeds, Photo
+from fewgraft.app.features.labelled import photo_name
+from fewgraft.app.learning.lesson import PART
+from fewgraft.app.learning.saving import table
 from fewgraft.files import write_atomically
 
 UNKNOWN = "unknown"
@@ -47,10 +47,10 @@ def predict(
                 yield Prediction(names[number], "", problem=done.failed[number])
 
 
-Answer = tuple[str, float, str, str, float]
+BestTwo = tuple[str, float, str, str, float]
 
 
-def _answers(embed: Embeds, features: torch.Tensor) -> list[Answer]:
+def _answers(embed: Embeds, features: torch.Tensor) -> list[BestTwo]:
     """(label, score, best, second, second score) of features [n, d]."""
     model, card = embed.model, embed.model.card
     with torch.inference_mode():

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fewgraft.app.embedding import Embedded, Embeds, Photo
-from fewgraft.app.lesson import places_of
+from fewgraft.app.features.embedding import Embedded, Embeds, Photo
+from fewgraft.app.learning.lesson import places_of
 from fewgraft.errors import FewgraftError
 
 Photos = Mapping[str, Sequence[Photo]]

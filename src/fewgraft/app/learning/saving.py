@@ -2,7 +2,7 @@
 
 model.json, model.safetensors   the classifier
 lesson.json                     what was gained and what was lost, for programs
-pile.csv                        what each picture of the pile did
+pile.csv                        what each unlabelled picture did
 review.csv, review.png          pictures whose labels would help most, best first
 report.html                     all of it, to look at
 """
@@ -15,14 +15,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fewgraft.app.judging import Judged
-from fewgraft.app.labelled import photo_name
-from fewgraft.app.record import PileRecord
-from fewgraft.app.review import review_sheet
-from fewgraft.app.teaching import Outcome
-from fewgraft.bench.models import ZOO, shipped_model
+from fewgraft.app.features.labelled import photo_name
+from fewgraft.app.learning.judging import Judged
+from fewgraft.app.learning.learn import Outcome
+from fewgraft.app.learning.record import UnlabelledRecord
+from fewgraft.app.report.review import review_sheet
 from fewgraft.errors import FewgraftError, nearest
 from fewgraft.model import CosineModel, load_model, save_model
+from fewgraft.zoo import shipped_model, shipped_names
 
 
 def open_classifier(where: str | Path) -> CosineModel:
@@ -31,7 +31,7 @@ def open_classifier(where: str | Path) -> CosineModel:
     if (folder / "model.json").is_file():
         return load_model(folder)
     name, _, stage = str(where).partition("/")
-    shipped = sorted(path.name for path in ZOO.iterdir() if path.is_dir())
+    shipped = shipped_names()
     if name in shipped:
         return shipped_model(name, stage or "algorithm-2")
     why = "holds no classifier (model.json is missing)" if folder.is_dir() else "is not a folder"
@@ -44,8 +44,12 @@ def save_outcome(outcome: Outcome, folder: Path, report: str = "") -> None:
     """Write everything, or nothing."""
     files = {
         "lesson.json": json.dumps(summary(outcome), indent=1, ensure_ascii=False),
-        "pile.csv": table(PILE_COLUMNS, pile_rows(outcome, range(len(outcome.pile.photos)))),
-        "review.csv": table(PILE_COLUMNS, pile_rows(outcome, outcome.pile.review)),
+        "pile.csv": table(
+            UNLABELLED_COLUMNS, unlabelled_rows(outcome, range(len(outcome.unlabelled.photos)))
+        ),
+        "review.csv": table(
+            UNLABELLED_COLUMNS, unlabelled_rows(outcome, outcome.unlabelled.review)
+        ),
     }
     if report:
         files["report.html"] = report
@@ -63,46 +67,46 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "taught": {name: len(photos) for name, photos in outcome.examples.items()},
         "classes": len(outcome.model.card.classes),
         "pile": {
-            "photos": len(outcome.pile.photos),
-            "used": outcome.used_pile,
+            "photos": len(outcome.unlabelled.photos),
+            "used": outcome.used_unlabelled,
             "why_not": outcome.why_not,
-            "helped": int((outcome.pile.step > 0).sum()),
+            "helped": int((outcome.unlabelled.step > 0).sum()),
         },
-        "old_classes": _figures(outcome.check, outcome.check_without_pile),
-        "new_photos_left_out": _figures(outcome.left_out, outcome.left_out_without_pile),
+        "old_classes": _figures(outcome.check, outcome.check_without_unlabelled),
+        "new_photos_left_out": _figures(outcome.left_out, outcome.left_out_without_unlabelled),
         "unknown": unknown.model_dump() if unknown else None,
         "could_not_be_used": dict(outcome.failed),
         "notes": list(outcome.notes),
     }
 
 
-def _figures(judged: Judged | None, without_pile: Judged | None) -> dict[str, Any] | None:
-    if judged is None or without_pile is None or not judged.after:
+def _figures(judged: Judged | None, without_unlabelled: Judged | None) -> dict[str, Any] | None:
+    if judged is None or without_unlabelled is None or not judged.after:
         return None
     return {
         "photos": len(judged.photos),
         "before": None if math.isnan(judged.accuracy_before) else judged.accuracy_before,
         "after": judged.accuracy_after,
-        "after_without_pile": without_pile.accuracy_after,
+        "after_without_pile": without_unlabelled.accuracy_after,
     }
 
 
-PILE_COLUMNS = ("photo", "label", "score", "margin", "helped", "weight", "step")
+UNLABELLED_COLUMNS = ("photo", "label", "score", "margin", "helped", "weight", "step")
 
 
-def pile_rows(outcome: Outcome, rows: Iterable[int]) -> Iterable[Sequence[str]]:
+def unlabelled_rows(outcome: Outcome, rows: Iterable[int]) -> Iterable[Sequence[str]]:
     """Rows of the record, as text; a picture that helped no class has no class there."""
-    pile: PileRecord = outcome.pile
+    unlabelled: UnlabelledRecord = outcome.unlabelled
     classes = outcome.model.card.classes
     for row in rows:
-        step = int(pile.step[row])
+        step = int(unlabelled.step[row])
         yield (
-            photo_name(pile.photos[row], row),
-            classes[pile.answer[row]],
-            f"{pile.score[row]:.4f}",
-            f"{pile.margin[row]:.4f}",
-            outcome.taught[pile.helped[row]] if step else "",
-            f"{pile.weight[row]:.4f}",
+            photo_name(unlabelled.photos[row], row),
+            classes[unlabelled.answer[row]],
+            f"{unlabelled.score[row]:.4f}",
+            f"{unlabelled.margin[row]:.4f}",
+            outcome.taught[unlabelled.helped[row]] if step else "",
+            f"{unlabelled.weight[row]:.4f}",
             str(step) if step else "",
         )
 

@@ -1,4 +1,4 @@
-"""What each picture of the pile did, and which of them would be worth a label."""
+"""What each unlabelled picture did, and which of them would be worth a label."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import normalize
 
-from fewgraft.app.embedding import Embedded, Photo
-from fewgraft.app.lesson import Learnt
+from fewgraft.app.features.embedding import Embedded, Photo
+from fewgraft.app.learning.lesson import Learnt
 
 
 @dataclass(frozen=True)
-class PileRecord:
-    """What each picture of the pile did [U]; a row a picture that could be read."""
+class UnlabelledRecord:
+    """What each unlabelled picture did [U]; one row per picture that could be read."""
 
     photos: tuple[Photo, ...]
     answer: NDArray[np.int32]  # the class it is taken for afterwards
@@ -27,15 +27,17 @@ class PileRecord:
     review: tuple[int, ...]  # rows whose labels would help most, best first
 
 
-def record_of(learnt: Learnt, pictures: Embedded, pile: Sequence[Photo], review: int) -> PileRecord:
-    """Go through the pile once more and write everything down."""
+def record_of(
+    learnt: Learnt, pictures: Embedded, unlabelled: Sequence[Photo], review: int
+) -> UnlabelledRecord:
+    """Go through U once more and write everything down."""
     total = len(pictures.features)
     taught = set(learnt.lesson.taught)
     is_taught = torch.tensor([name in taught for name in learnt.known.classes])
     answer, helped = np.zeros(total, np.int32), np.zeros(total, np.int32)
     score, margin, weight = (np.zeros(total, np.float32) for _ in range(3))
     touches = np.zeros(total, np.bool_)
-    for part in learnt.pile_parts():
+    for part in learnt.unlabelled_parts():
         rows = slice(part.start, part.start + len(part.weights))
         two = part.logits.softmax(-1).topk(min(2, part.logits.shape[-1]), dim=-1)
         answer[rows] = two.indices[:, 0].numpy()
@@ -44,8 +46,8 @@ def record_of(learnt: Learnt, pictures: Embedded, pile: Sequence[Photo], review:
         touches[rows] = is_taught[two.indices].any(-1).numpy()
         weight[rows], helped[rows] = (x.numpy() for x in part.weights.max(-1))
     used = len(learnt.step_helped) == total
-    return PileRecord(
-        tuple(pile[number] for number in pictures.kept),
+    return UnlabelledRecord(
+        tuple(unlabelled[number] for number in pictures.kept),
         answer,
         score,
         margin,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fewgraft.app.teaching import Outcome
+from fewgraft.app.learning.learn import Outcome
 from fewgraft.html import Html, counted, joined, listed, percent, tag, unbroken
 
 NAMED = 5  # classes, before the rest is only counted
@@ -10,7 +10,7 @@ NAMED = 5  # classes, before the rest is only counted
 
 def summary(outcome: Outcome) -> Html:
     """What happened in plain words, with what to beware of set apart."""
-    sentences = [_said_of_old(outcome), _said_of_taught(outcome), _said_of_pile(outcome)]
+    sentences = [_said_of_old(outcome), _said_of_taught(outcome), _said_of_unlabelled(outcome)]
     warnings = [f"The pile was not used: {outcome.why_not}."] if outcome.why_not else []
     warnings += [f"{note[:1].upper()}{note[1:]}." for note in outcome.notes]
     return joined(
@@ -51,7 +51,7 @@ def _right(truth: Sequence[str], answers: Sequence[str]) -> int:
 
 
 def _said_of_taught(outcome: Outcome) -> str:
-    judged, plain = outcome.left_out, outcome.left_out_without_pile
+    judged, plain = outcome.left_out, outcome.left_out_without_unlabelled
     if not judged.after:
         return (
             "How well the taught classes are recognised is not known: none of them has a second "
@@ -61,20 +61,21 @@ def _said_of_taught(outcome: Outcome) -> str:
         f"When each of {counted(len(judged.photos), 'new photo')} is left out in turn, "
         f"{percent(judged.accuracy_after)} % of them are recognised by what the others taught"
     )
-    if not outcome.used_pile:
+    if not outcome.used_unlabelled:
         return f"{said}."
     if judged.accuracy_after == plain.accuracy_after:
         return f"{said}, as many as without the pile."
     return f"{said}; without the pile it would be {percent(plain.accuracy_after)} %."
 
 
-def _said_of_pile(outcome: Outcome) -> str:
+def _said_of_unlabelled(outcome: Outcome) -> str:
     """Nothing where the pile was refused: that is said apart."""
-    pile = outcome.pile
-    if outcome.used_pile:
-        helped = int((pile.step > 0).sum()) or "none"
-        return f"Of the {counted(len(pile.photos), 'photo')} in the pile, {helped} helped a class."
-    if pile.photos:
+    unlabelled = outcome.unlabelled
+    if outcome.used_unlabelled:
+        helped = int((unlabelled.step > 0).sum()) or "none"
+        photos = counted(len(unlabelled.photos), "photo")
+        return f"Of the {photos} in the pile, {helped} helped a class."
+    if unlabelled.photos:
         return ""
     readable = " that could be read" if outcome.failed else ""
     return f"There was no pile of unlabelled photos{readable}."
@@ -114,8 +115,8 @@ def origin(outcome: Outcome) -> Html:
     card = outcome.model.card
     facts = {
         "Left out": "Each new photo is judged by a classifier that learnt from all the others"
-        f"{' and the pile' if outcome.used_pile else ''}, but not from it. A photo that is the "
-        "only one of its class cannot be judged so. With few photos such a share is rough.",
+        f"{' and the pile' if outcome.used_unlabelled else ''}, but not from it. A photo that is "
+        "the only one of its class cannot be judged so. With few photos such a share is rough.",
         "Check photos": _said_of_check(outcome),
         "Held back": _said_of_bias(outcome),
         "The pile": "It is used only if no fewer new photos are recognised when left out than "

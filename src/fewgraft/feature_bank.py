@@ -1,4 +1,4 @@
-"""Features of pictures, computed once and kept as a memory map.
+"""Features of pictures as directions, computed once and kept as a memory map.
 
 A bank's name is made of the weights, the data and what is done to a picture before it is embedded:
 whatever changes has another name, so that a stale bank is never used.
@@ -8,6 +8,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -20,27 +21,25 @@ from fewgraft.data.store import ImageStore
 from fewgraft.draws import Indices
 from fewgraft.errors import FewgraftError, reading, writing
 from fewgraft.files import replacing_folder
-from fewgraft.model import CosineModel, embed_all
+from fewgraft.model import CosineModel, embed_all, weights_hash
 from fewgraft.progress import track
+from fewgraft.prototypes import directions
 
 PICTURES_AT_A_TIME = 1024
-
-
-def weights_hash(model: CosineModel) -> str:
-    """A name for exactly these weights."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()[:16]
+KIND = "directions"  # what is kept of features; part of the name
 
 
 @dataclass(frozen=True)
 class FeatureBank:
-    """Features [m, d] of some pictures of a data set, and where each picture's row is."""
+    """Directions [m, d] of some pictures of a data set, and where each picture's row is."""
 
     features: Tensor
     row: Tensor  # [n] picture → row; −1 where it has none
+
+    @classmethod
+    def of(cls, features: Tensor, pictures: Tensor, total: int) -> Self:
+        """From features [m, d], of any length, of pictures [m] among `total`."""
+        return cls(directions(features), _rows(pictures, total))
 
     def __getitem__(self, pictures: Tensor) -> Tensor:
         """Features [..., d] of pictures [...]."""
@@ -64,9 +63,14 @@ def feature_bank(
         with writing(folder), replacing_folder(folder) as work:
             _compute(model, store, pictures, work / "features.npy")
         features = _read(path, shape)
-    row = torch.full((len(store),), -1)
-    row[torch.from_numpy(pictures)] = torch.arange(len(pictures))
+    row = _rows(torch.from_numpy(pictures), len(store))
     return FeatureBank(torch.from_numpy(features), row)
+
+
+def _rows(pictures: Tensor, total: int) -> Tensor:
+    row = torch.full((total,), -1)
+    row[pictures] = torch.arange(len(pictures))
+    return row
 
 
 def _read(path: Path, shape: tuple[int, int]) -> NDArray[np.float32]:
@@ -81,7 +85,7 @@ def _key(model: CosineModel, store: ImageStore, pictures: Indices) -> str:
     card = model.card
     transform = {"size": card.size, "mean": card.mean, "std": card.std, "backbone": card.backbone}
     chosen = hashlib.sha256(pictures.astype("<i8").tobytes()).hexdigest()
-    parts = [weights_hash(model), store.manifest.content, json.dumps(transform), chosen]
+    parts = [weights_hash(model), store.manifest.content, json.dumps(transform), KIND, chosen]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]
 
 
@@ -92,5 +96,10 @@ def _compute(model: CosineModel, store: ImageStore, pictures: Indices, path: Pat
     starts = range(0, len(pictures), PICTURES_AT_A_TIME)
     for start in track(starts, f"features of {model.card.stage or 'model'}", len(starts)):
         some = pictures[start : start + PICTURES_AT_A_TIME]
-        features[start : start + len(some)] = embed_all(model, store.pictures[some]).numpy()
+        features[start : start + len(some)] = _directions(model, store, some)
     features.flush()
+
+
+def _directions(model: CosineModel, store: ImageStore, pictures: Indices) -> NDArray[np.float32]:
+    found: NDArray[np.float32] = directions(embed_all(model, store.pictures[pictures])).numpy()
+    return found

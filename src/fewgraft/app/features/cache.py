@@ -1,6 +1,6 @@
 """Features that were computed once are kept, by the content of the picture.
 
-A picture's key is made of its bytes, so that a file may be renamed or lie in the pile twice. The
+A picture's key is made of its bytes, so that a file may be renamed or come twice. The
 folder's name is made of all that turns bytes into features: whatever changes has another folder.
 Features are added in segments of two files, complete or absent; several processes may add at once.
 """
@@ -21,7 +21,7 @@ from fewgraft.data.catalogue import data_root
 from fewgraft.errors import FewgraftError, reading
 from fewgraft.files import make_folder, write_atomically
 from fewgraft.locks import hold_lock
-from fewgraft.model import CosineModel
+from fewgraft.model import CosineModel, weights_hash
 from fewgraft.parsing import read_whole
 
 Features = NDArray[np.float32]
@@ -36,14 +36,9 @@ def content_key(content: bytes) -> bytes:
 
 def backbone_key(model: CosineModel) -> str:
     """A name for all that turns a picture's bytes into features; the classes are no part of it."""
-    digest = hashlib.sha256()
     card = model.card
-    how = [card.backbone, card.size, card.crop, card.channels, card.mean, card.std, card.mirrored]
-    digest.update(json.dumps(how).encode())
-    for name, tensor in sorted(model.backbone.state_dict().items()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()[:20]
+    seen = [card.backbone, card.size, card.crop, card.channels, card.mean, card.std, card.mirrored]
+    return weights_hash(model.backbone, json.dumps(seen), length=20)
 
 
 def cache_root() -> Path:

@@ -19,7 +19,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fewgraft.app.cache import FeatureCache, Features, backbone_key, cache_root, content_key
+from fewgraft.app.features.cache import (
+    FeatureCache,
+    Features,
+    backbone_key,
+    cache_root,
+    content_key,
+)
 from fewgraft.data.pictures import MAX_BYTES, PictureError, Pixels, read_picture
 from fewgraft.errors import FewgraftError
 from fewgraft.model import CosineModel

@@ -4,16 +4,16 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 
-from fewgraft.app.embedding import Photo
-from fewgraft.app.findings import ClassShare, Crossing, class_shares, crossings, group_shares
-from fewgraft.app.judging import Judged
-from fewgraft.app.report_photos import likely_mistakes, review, taught
-from fewgraft.app.report_words import few, origin, summary, unknown
-from fewgraft.app.teaching import Outcome
-from fewgraft.app.thumbnails import Names
+from fewgraft.app.features.embedding import Photo
+from fewgraft.app.learning.judging import Judged
+from fewgraft.app.learning.learn import Outcome
+from fewgraft.app.report.findings import ClassShare, Crossing, class_shares, crossings, group_shares
+from fewgraft.app.report.photos import likely_mistakes, review, taught
+from fewgraft.app.report.thumbnails import Names
+from fewgraft.app.report.words import few, origin, summary, unknown
 from fewgraft.html import (
     Html,
-    Part,
+    HtmlPart,
     bar,
     bars,
     boxed,
@@ -40,19 +40,19 @@ def report_page(outcome: Outcome) -> str:
 
 def _all_photos(outcome: Outcome) -> Iterable[Photo]:
     check = outcome.check.photos if outcome.check else ()
-    return chain(*outcome.examples.values(), check, outcome.pile.photos)
+    return chain(*outcome.examples.values(), check, outcome.unlabelled.photos)
 
 
-def _parts(outcome: Outcome, names: Names) -> list[Part]:
+def _parts(outcome: Outcome, names: Names) -> list[HtmlPart]:
     return [
-        Part("classes", "Class by class", _classes(outcome)),
-        Part("confusion", "What is taken for what", _confusion(outcome)),
-        Part("taught", "What the classes were learnt from", taught(outcome, names)),
-        Part("mistakes", "Likely mistakes", likely_mistakes(outcome, names)),
-        Part("review", "Worth a label", review(outcome, names)),
-        Part("unknown", "When the answer is “unknown”", unknown(outcome)),
-        Part("unused", "Photos that could not be used", _unused(outcome, names)),
-        Part("origin", "How the numbers were obtained", origin(outcome)),
+        HtmlPart("classes", "Class by class", _classes(outcome)),
+        HtmlPart("confusion", "What is taken for what", _confusion(outcome)),
+        HtmlPart("taught", "What the classes were learnt from", taught(outcome, names)),
+        HtmlPart("mistakes", "Likely mistakes", likely_mistakes(outcome, names)),
+        HtmlPart("review", "Worth a label", review(outcome, names)),
+        HtmlPart("unknown", "When the answer is “unknown”", unknown(outcome)),
+        HtmlPart("unused", "Photos that could not be used", _unused(outcome, names)),
+        HtmlPart("origin", "How the numbers were obtained", origin(outcome)),
     ]
 
 
@@ -61,7 +61,7 @@ def _parts(outcome: Outcome, names: Names) -> list[Part]:
 
 def _tiles(outcome: Outcome) -> Html:
     """The numbers to take away, before and after."""
-    shown = (_all_tile, _old_tile, _taught_tile, _pile_tile)
+    shown = (_all_tile, _old_tile, _taught_tile, _unlabelled_tile)
     return tag("ul", *(of(outcome) for of in shown), class_="tiles")
 
 
@@ -80,20 +80,22 @@ def _old_tile(outcome: Outcome) -> Html:
 
 
 def _taught_tile(outcome: Outcome) -> Html:
-    judged, plain = outcome.left_out, outcome.left_out_without_pile
+    judged, plain = outcome.left_out, outcome.left_out_without_unlabelled
     if not judged.after:
         return Html()
     meaning = f"of {counted(len(judged.photos), 'new photo')} recognised when left out"
-    without = f"without the pile: {percent(plain.accuracy_after)} %" if outcome.used_pile else ""
+    without = (
+        f"without the pile: {percent(plain.accuracy_after)} %" if outcome.used_unlabelled else ""
+    )
     return tile("taught classes", percent(judged.accuracy_after), " %", meaning, without)
 
 
-def _pile_tile(outcome: Outcome) -> Html:
-    pile = outcome.pile
-    if not pile.photos:
+def _unlabelled_tile(outcome: Outcome) -> Html:
+    unlabelled = outcome.unlabelled
+    if not unlabelled.photos:
         return Html()
-    helped, unit = int((pile.step > 0).sum()), f" of {len(pile.photos)}"
-    used = "" if outcome.used_pile else "not used"
+    helped, unit = int((unlabelled.step > 0).sum()), f" of {len(unlabelled.photos)}"
+    used = "" if outcome.used_unlabelled else "not used"
     return tile("pile", str(helped), unit, "unlabelled photos helped a class", used)
 
 
@@ -104,7 +106,7 @@ def _classes(outcome: Outcome) -> Html:
     """Bars for taught and for old classes."""
     columns, said = [], []
     if outcome.left_out.after:
-        plain = outcome.left_out_without_pile.after if outcome.used_pile else ()
+        plain = outcome.left_out_without_unlabelled.after if outcome.used_unlabelled else ()
         shares = class_shares(outcome.left_out, plain)
         shares.sort(key=lambda one: one.right / one.asked)
         columns.append(_bars("Taught classes", shares, "without the pile"))

@@ -1,6 +1,6 @@
 """A lesson for which the network itself moves (`learn --adapt`; Sec. 4.3 of the paper).
 
-The last block is adapted to the examples and the pile by the benchmark's own method; then the
+The last block is adapted to the examples and U by the benchmark's own method; then the
 lesson is learnt as usual, on the features of the moved network.
 """
 
@@ -11,9 +11,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from fewgraft.app.embedding import Embedder, Photo, Tracker, content_of, track_photos
-from fewgraft.app.labelled import Photos
-from fewgraft.app.teaching import LearnSettings, Outcome, learn
+from fewgraft.app.features.embedding import Embedder, Photo, Tracker, content_of, track_photos
+from fewgraft.app.features.labelled import Photos
+from fewgraft.app.learning.learn import LearnSettings, Outcome, learn
 from fewgraft.data.pictures import PictureError, Pixels, read_picture
 from fewgraft.errors import FewgraftError
 from fewgraft.methods.adaptation import Adaptation
@@ -22,7 +22,7 @@ from fewgraft.model import CosineModel
 from fewgraft.network import Network, divided
 from fewgraft.prototypes import cosine_logits
 
-LARGEST_PILE = 2000  # pictures whose activations are kept in memory
+LARGEST_UNLABELLED = 2000  # pictures whose activations are kept in memory
 CAUTION = (
     "the network was adapted with all new photos in view: what is said of left-out ones is "
     "optimistic"
@@ -32,10 +32,10 @@ CAUTION = (
 def learn_adapted(
     model: CosineModel,
     new: Photos,
-    pile: Sequence[Photo],
+    unlabelled: Sequence[Photo],
     check: Photos | None = None,
     settings: LearnSettings | None = None,
-    how: Adaptation | None = None,
+    config: Adaptation | None = None,
     *,
     keep: bool = True,
     tracker: Tracker = track_photos,
@@ -43,11 +43,15 @@ def learn_adapted(
     """Teach the model with a network that moves, unless old classes suffer from that."""
     settings = settings or LearnSettings()
     check_movable(model)
-    plain = learn(model, new, pile, check, settings, Embedder(model, keep=keep, tracker=tracker))
-    if not pile:
+    plain = learn(
+        model, new, unlabelled, check, settings, Embedder(model, keep=keep, tracker=tracker)
+    )
+    if not unlabelled:
         return replace(plain, notes=(*plain.notes, "nothing was adapted: there is no pile"))
-    moved = adapted_model(model, new, pile, how or Adaptation())
-    outcome = learn(moved, new, pile, check, settings, Embedder(moved, keep=keep, tracker=tracker))
+    moved = adapted_model(model, new, unlabelled, config or Adaptation())
+    outcome = learn(
+        moved, new, unlabelled, check, settings, Embedder(moved, keep=keep, tracker=tracker)
+    )
     if plain.check and outcome.check:
         judged = replace(outcome.check, before=plain.check.before)
         if judged.loses_more_than(settings.tolerance):
@@ -70,34 +74,34 @@ def check_movable(model: CosineModel) -> None:
 
 
 def adapted_model(
-    model: CosineModel, new: Photos, pile: Sequence[Photo], how: Adaptation
+    model: CosineModel, new: Photos, unlabelled: Sequence[Photo], config: Adaptation
 ) -> CosineModel:
     """The model with its last block and the weights of the classes not taught moved."""
     taught = tuple(new)
     examples = [(photo, label) for label, name in enumerate(taught) for photo in new[name]]
-    thinned = pile[:: -(-len(pile) // LARGEST_PILE)]
+    thinned = unlabelled[:: -(-len(unlabelled) // LARGEST_UNLABELLED)]
     support, kept = _pixels(model, [photo for photo, _ in examples])
-    unlabelled, _ = _pixels(model, thinned)
-    network = Network(model, np.concatenate([support, unlabelled]))
-    places = torch.arange(len(support) + len(unlabelled))[None]
+    rest, _ = _pixels(model, thinned)
+    network = Network(model, np.concatenate([support, rest]))
+    places = torch.arange(len(support) + len(rest))[None]
     others = [row for row, name in enumerate(model.card.classes) if name not in taught]
     pictures = TaskPictures(network, places[:, : len(support)], places[:, len(support) :])
     weights, gamma = model.weight.detach()[others], model.gamma.item()
     with torch.no_grad():
         features = network.features(places)
-    pile_features = features[:, len(support) :]
+    unlabelled_features = features[:, len(support) :]
     task = Task(
         ways=len(taught),
         support=features[:, : len(support)],
         labels=torch.tensor([[examples[number][1] for number in kept]]),
-        unlabelled=pile_features,
-        base_unlabelled=cosine_logits(pile_features, weights, gamma),
+        unlabelled=unlabelled_features,
+        base_unlabelled=cosine_logits(unlabelled_features, weights, gamma),
         weights=weights,
         gamma=gamma,
         numbers=torch.zeros(1, dtype=torch.long),
         pictures=pictures,
     )
-    [found] = how.fit(task).episodes
+    [found] = config.fit(task).episodes
     moved = CosineModel(model.card, deepcopy(model.backbone))
     moved.load_state_dict(model.state_dict())
     with torch.no_grad():

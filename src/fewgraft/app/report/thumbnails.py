@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fewgraft.app.embedding import Photo
-from fewgraft.app.labelled import photo_name
+from fewgraft.app.features.embedding import Photo
+from fewgraft.app.features.labelled import photo_name
 from fewgraft.data.pictures import PictureError, read_picture
 from fewgraft.files import readable
 

@@ -1,8 +1,9 @@
-"""One lesson over features: classes to teach, a few examples of each, and a pile.
+"""One lesson over features: classes to teach, a few examples of each, and an unlabelled set U.
 
-The mathematics is the benchmark's (Eqs. 2–4), with two things that a benchmark does not need: the
-pile is gone through in parts, so that it may be larger than memory, and what each of its pictures
-did is written down. K classes are known, N are taught (some of them perhaps known already).
+The mathematics is the benchmark's (Eqs. 2–4), with two things that a benchmark does not need: U is
+gone through in parts, so that it may be larger than memory, and what each of its pictures did is
+written down. K classes are known, N are taught (some of them perhaps known already). The pages and
+commands for practitioners call U the pile.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,22 +14,24 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import normalize
 
-from fewgraft.app.cache import Features
+from fewgraft.app.features.cache import Features
 from fewgraft.prototypes import (
-    BaseBelief,
     Refinement,
-    SupportSums,
+    base_evidence,
+    class_sums,
     cosine_logits,
-    pile_weights,
+    direction_logits,
+    directions,
     prototypes,
-    weighted_sums,
+    pseudo_labels,
+    support_sums,
+    updated,
 )
 
-PART = 4096  # pictures of the pile that are looked at together
+PART = 4096  # unlabelled pictures that are looked at together
 AS_MANY_AS = 20  # photos that what was known of a class counts for at most
-LEFT_OUT_PILE = 2000  # pictures of the pile that a leave-one-out looks at
+LEFT_OUT_UNLABELLED = 2000  # unlabelled pictures that a leave-one-out looks at
 HELPED = 0.5  # a picture helps a class from the step on where it is more likely than not of it
 
 
@@ -55,8 +58,8 @@ class Lesson:
     taught: tuple[str, ...]
     support: Tensor  # features [S, d]
     labels: Tensor  # [S] in 0 … N−1
-    pile: Features  # [U, d], in memory or in a file
-    how: Refinement
+    unlabelled: Features  # [U, d], in memory or in a file
+    config: Refinement
 
     @cached_property
     def _others(self) -> Tensor:
@@ -76,42 +79,42 @@ class Lesson:
                 labels += [label] * times
         return self.known.weights[rows], torch.tensor(labels, dtype=torch.long)
 
-    def learnt(self, *, with_pile: bool = True, left_out: int | None = None) -> "Learnt":
+    def learnt(self, *, with_unlabelled: bool = True, left_out: int | None = None) -> "Learnt":
         """The classifier afterwards, without one of the examples if asked for."""
         kept = [place for place in range(len(self.support)) if place != left_out]
         old, old_labels = self._remembered
-        support = torch.cat([self.support[kept], old])[None]
+        support = directions(torch.cat([self.support[kept], old]))[None]
         labels = torch.cat([self.labels[kept], old_labels])[None]
         novel = prototypes(support, labels, len(self.taught))
         step_helped = np.zeros(0, np.int16)
-        if with_pile and len(self.pile):
-            own = SupportSums.of(support, labels, len(self.taught))
-            pile = self.pile if left_out is None else _thinned(self.pile)
-            novel, step_helped = self._refined(novel, own, pile)
+        if with_unlabelled and len(self.unlabelled):
+            own = support_sums(support, labels, len(self.taught))
+            unlabelled = self.unlabelled if left_out is None else _thinned(self.unlabelled)
+            novel, step_helped = self._refined(novel, own, unlabelled)
         return Learnt(self, novel[0], step_helped)
 
     def _refined(
-        self, novel: Tensor, own: SupportSums, pile: Features
+        self, novel: Tensor, own: tuple[Tensor, Tensor], unlabelled: Features
     ) -> tuple[Tensor, NDArray[np.int16]]:
-        """Eqs. 3–4 with the pile in parts; also the step from which each picture helped."""
-        helped = np.zeros(len(pile), np.int16)
-        for step in range(1, self.how.steps + 1):
-            total, count = torch.zeros_like(own.total), torch.zeros_like(own.count)
-            for place, part in _parts(pile):
+        """Eqs. 3–4 with U in parts; also the step from which each picture helped."""
+        helped = np.zeros(len(unlabelled), np.int16)
+        for step in range(1, self.config.steps + 1):
+            total, count = own
+            for place, part in _parts(unlabelled):
                 weights = self.part_weights(novel, part)
-                total += weighted_sums(weights, part[None], None)
-                count += weights.sum(1)
+                total = total + class_sums(weights, part[None])
+                count = count + weights.sum(1)
                 now = (weights[0].amax(-1) >= HELPED).numpy()
                 seen = helped[place : place + len(part)]
                 helped[place : place + len(part)] = np.where(now, np.where(seen, seen, step), 0)
-            novel = own.moved(novel, total, count, self.how)
+            novel = updated(novel, total, count, self.config)
         return novel, helped
 
     def part_weights(self, novel: Tensor, part: Tensor) -> Tensor:
-        """How much directions [n, d] of the pile count for each taught class [1, n, N]."""
-        belief = BaseBelief.of(self.known.logits(part)[None, :, self._others], self.how)
-        ones = torch.ones(1)
-        return pile_weights(novel, part[None], ones, belief, self.known.gamma, self.how)
+        """How much directions [n, d] of U count for each taught class [1, n, N]."""
+        base = base_evidence(self.known.logits(part)[None, :, self._others], self.config)
+        logits = direction_logits(part[None], novel, self.known.gamma)
+        return pseudo_labels(logits, base, self.config)
 
     def judged(self) -> tuple[int, ...]:
         """Examples that can be left out: something of their class remains."""
@@ -121,8 +124,8 @@ class Lesson:
 
 
 @dataclass(frozen=True)
-class PilePart:
-    """What some pictures of the pile, from `start` on, did."""
+class UnlabelledPart:
+    """What some unlabelled pictures, from `start` on, did."""
 
     start: int
     weights: Tensor  # [n, N] how much each counted for each taught class
@@ -149,7 +152,7 @@ class Learnt:
         before = self.lesson.known
         counts = torch.bincount(self.lesson.labels, minlength=len(self.novel)).tolist()
         classes, examples = list(before.classes), list(before.examples)
-        weights = list(normalize(before.weights, dim=-1))
+        weights = list(directions(before.weights))
         bias = before.bias.tolist()
         for name, weight, count in zip(self.lesson.taught, self.novel, counts, strict=True):
             if name in before.classes:
@@ -169,21 +172,21 @@ class Learnt:
             tuple(examples),
         )
 
-    def pile_parts(self) -> Iterator[PilePart]:
-        """The pile once more, in parts."""
-        for start, part in _parts(self.lesson.pile):
+    def unlabelled_parts(self) -> Iterator[UnlabelledPart]:
+        """U once more, in parts."""
+        for start, part in _parts(self.lesson.unlabelled):
             weights = self.lesson.part_weights(self.novel[None], part)[0]
-            yield PilePart(start, weights, self.known.logits(part))
+            yield UnlabelledPart(start, weights, self.known.logits(part))
 
 
-def left_out_logits(lesson: Lesson, *, with_pile: bool) -> tuple[list[int], Tensor]:
+def left_out_logits(lesson: Lesson, *, with_unlabelled: bool) -> tuple[list[int], Tensor]:
     """Examples that were left out, each in turn, and its logits [n, K'] by what the others taught.
 
     An example that is the only one of its class cannot be judged and is not among them.
     """
     places = list(lesson.judged())
     rows = [
-        lesson.learnt(with_pile=with_pile, left_out=place).known.logits(
+        lesson.learnt(with_unlabelled=with_unlabelled, left_out=place).known.logits(
             lesson.support[place : place + 1]
         )
         for place in places
@@ -191,16 +194,16 @@ def left_out_logits(lesson: Lesson, *, with_pile: bool) -> tuple[list[int], Tens
     return places, torch.cat(rows) if rows else torch.empty(0, 0)
 
 
-def _parts(pile: Features) -> Iterator[tuple[int, Tensor]]:
-    """(start, directions [n, d]) of the pile, one part after another."""
-    for start in range(0, len(pile), PART):
-        part = torch.from_numpy(np.array(pile[start : start + PART]))
-        yield start, normalize(part, dim=-1)
+def _parts(unlabelled: Features) -> Iterator[tuple[int, Tensor]]:
+    """(start, directions [n, d]) of U, one part after another."""
+    for start in range(0, len(unlabelled), PART):
+        part = torch.from_numpy(np.array(unlabelled[start : start + PART]))
+        yield start, directions(part)
 
 
-def _thinned(pile: Features) -> Features:
+def _thinned(unlabelled: Features) -> Features:
     """Evenly spaced pictures, where there are more than a leave-one-out needs."""
-    return pile[:: -(-len(pile) // LEFT_OUT_PILE)]
+    return unlabelled[:: -(-len(unlabelled) // LEFT_OUT_UNLABELLED)]
 
 
 def places_of(names: Sequence[str], classes: Sequence[str]) -> Tensor:

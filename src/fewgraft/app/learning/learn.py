@@ -1,4 +1,4 @@
-"""A lesson from photos: embed, learn, judge, and fall back where the pile did harm.
+"""A lesson from photos: embed, learn, judge, and fall back where U did harm.
 
 Nothing here writes a file or prints: what happened is an `Outcome`, which the command, the report
 and the server show in their own ways.
@@ -10,11 +10,17 @@ from dataclasses import dataclass, field
 
 import torch
 
-from fewgraft.app.embedding import Embedder, Embeds, Photo
-from fewgraft.app.judging import Answer, Judged, Trial, unknown_below
-from fewgraft.app.labelled import Labelled, Photos, embed_classes, failures_of, refuse_twins
-from fewgraft.app.lesson import AS_MANY_AS, Known, Lesson
-from fewgraft.app.record import PileRecord, record_of
+from fewgraft.app.features.embedding import Embedder, Embeds, Photo
+from fewgraft.app.features.labelled import (
+    Labelled,
+    Photos,
+    embed_classes,
+    failures_of,
+    refuse_twins,
+)
+from fewgraft.app.learning.judging import Judged, JudgedLesson, Trial, unknown_below
+from fewgraft.app.learning.lesson import AS_MANY_AS, Known, Lesson
+from fewgraft.app.learning.record import UnlabelledRecord, record_of
 from fewgraft.errors import FewgraftError, nearest
 from fewgraft.model import CosineModel, ModelCard, Unknown
 from fewgraft.prototypes import Refinement
@@ -30,7 +36,7 @@ class LearnSettings:
     tolerance: float = 0.02  # what old classes may lose of their accuracy on the check photos
     unknown: bool = True  # answer "unknown" where nothing fits
     false_rejects: float = 0.05  # share of known pictures that may be answered so
-    review: int = 20  # pictures of the pile to be proposed for labelling
+    review: int = 20  # unlabelled pictures to be proposed for labelling
 
 
 @dataclass(frozen=True)
@@ -41,13 +47,13 @@ class Outcome:
     model: CosineModel
     taught: tuple[str, ...]
     examples: Mapping[str, tuple[Photo, ...]]  # of each taught class, as far as they could be read
-    used_pile: bool
-    why_not: str  # in plain words, where the pile was given and not used
+    used_unlabelled: bool
+    why_not: str  # in plain words, where U was given and not used
     check: Judged | None  # photos of classes that were not taught
-    check_without_pile: Judged | None
+    check_without_unlabelled: Judged | None
     left_out: Judged  # examples of the taught classes, each judged by what the others taught
-    left_out_without_pile: Judged
-    pile: PileRecord
+    left_out_without_unlabelled: Judged
+    unlabelled: UnlabelledRecord
     failed: Mapping[str, str] = field(default_factory=dict)  # photo → why it could not be used
     notes: tuple[str, ...] = ()
 
@@ -55,7 +61,7 @@ class Outcome:
 def learn(
     model: CosineModel,
     new: Photos,
-    pile: Sequence[Photo] = (),
+    unlabelled: Sequence[Photo] = (),
     check: Photos | None = None,
     settings: LearnSettings | None = None,
     embedder: Embeds | None = None,
@@ -68,7 +74,7 @@ def learn(
     _check_names(new, check, known.classes)
     examples, example_failures = embed_classes(embed, new, "examples")
     judged_by, check_failures = embed_classes(embed, check, "check photos")
-    pictures = embed(pile, "pile")
+    pictures = embed(unlabelled, "pile")
     refuse_twins(examples)
     lesson = Lesson(
         known,
@@ -81,7 +87,7 @@ def learn(
     trial = Trial.of(lesson, judged_by, examples, settings.tolerance)
     why_not = trial.harm(settings.tolerance) if len(pictures.features) else ""
     used = bool(len(pictures.features)) and not why_not
-    chosen = trial.with_pile if used else trial.without_pile
+    chosen = trial.with_unlabelled if used else trial.without_unlabelled
     final = chosen.learnt
     line = _line(lesson, used, len(pictures.features))
     unknown = (
@@ -94,14 +100,14 @@ def learn(
         model=taught_model(model, final.known, unknown, line),
         taught=lesson.taught,
         examples={name: examples.of(name) for name in new},
-        used_pile=used,
+        used_unlabelled=used,
         why_not=why_not,
         check=chosen.check,
-        check_without_pile=trial.without_pile.check,
+        check_without_unlabelled=trial.without_unlabelled.check,
         left_out=chosen.left_out,
-        left_out_without_pile=trial.without_pile.left_out,
-        pile=record_of(final, pictures, pile, settings.review),
-        failed={**example_failures, **check_failures, **failures_of(pile, pictures)},
+        left_out_without_unlabelled=trial.without_unlabelled.left_out,
+        unlabelled=record_of(final, pictures, unlabelled, settings.review),
+        failed={**example_failures, **check_failures, **failures_of(unlabelled, pictures)},
         notes=_notes(examples, chosen, settings),
     )
 
@@ -147,15 +153,15 @@ def _check_names(new: Photos, check: Photos, classes: Sequence[str]) -> None:
             )
 
 
-def _line(lesson: Lesson, used: bool, pile: int) -> str:
+def _line(lesson: Lesson, used: bool, unlabelled: int) -> str:
     today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
     counts = torch.bincount(lesson.labels, minlength=len(lesson.taught)).tolist()
     taught = ", ".join(f"{n} ({c})" for n, c in zip(lesson.taught, counts, strict=True))
-    with_pile = f" with a pile of {pile}" if used else ""
-    return f"{today}: {taught}{with_pile}"
+    with_unlabelled = f" with a pile of {unlabelled}" if used else ""
+    return f"{today}: {taught}{with_unlabelled}"
 
 
-def _notes(examples: Labelled, answer: Answer, settings: LearnSettings) -> tuple[str, ...]:
+def _notes(examples: Labelled, answer: JudgedLesson, settings: LearnSettings) -> tuple[str, ...]:
     notes = []
     alone = len(examples.photos) - len(answer.left_out.photos)
     if alone:

@@ -4,9 +4,9 @@ import io
 
 from PIL import Image
 
-from fewgraft.app.embedding import Photo
-from fewgraft.app.teaching import Outcome
-from fewgraft.app.thumbnails import SIZE, thumbnail
+from fewgraft.app.features.embedding import Photo
+from fewgraft.app.learning.learn import Outcome
+from fewgraft.app.report.thumbnails import SIZE, thumbnail
 from fewgraft.data.contact_sheet import Strip, draw_strips
 from fewgraft.html import counted
 
@@ -16,14 +16,14 @@ MISSING = "#e4e4e4"
 
 def review_sheet(outcome: Outcome) -> bytes | None:
     """A PNG of the photos, numbered as in the list; None if there is nothing to review."""
-    pile, classes = outcome.pile, outcome.model.card.classes
-    if not pile.review:
+    unlabelled, classes = outcome.unlabelled, outcome.model.card.classes
+    if not unlabelled.review:
         return None
-    label = f"{counted(len(pile.review), 'photo')}, best first:\nproposed class and margin"
-    pictures = [_cell(pile.photos[row]) for row in pile.review]
+    label = f"{counted(len(unlabelled.review), 'photo')}, best first:\nproposed class and margin"
+    pictures = [_cell(unlabelled.photos[row]) for row in unlabelled.review]
     captions = [
-        f"{place}. {classes[pile.answer[row]]}?\nmargin {pile.margin[row]:.2f}"
-        for place, row in enumerate(pile.review, start=1)
+        f"{place}. {classes[unlabelled.answer[row]]}?\nmargin {unlabelled.margin[row]:.2f}"
+        for place, row in enumerate(unlabelled.review, start=1)
     ]
     strip = Strip(label, pictures, captions)
     packed = io.BytesIO()

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize, one_hot
 
-from fewgraft.app.embedding import Embedder, Photo, Tracker, track_photos
-from fewgraft.app.judging import choose_threshold
-from fewgraft.app.labelled import Labelled, embed_classes
+from fewgraft.app.features.embedding import Embedder, Photo, Tracker, track_photos
+from fewgraft.app.features.labelled import Labelled, embed_classes
+from fewgraft.app.learning.judging import choose_threshold
 from fewgraft.backbones import backbone_spec, trained_backbone
 from fewgraft.errors import FewgraftError, nearest, reading
 from fewgraft.heads import read_head

@@ -1,4 +1,4 @@
-"""Is it better with the pile? What old classes lose, what left-out examples say, when to reject."""
+"""Is it better with U? What old classes lose, what left-out examples say, when to reject."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,9 +7,9 @@ from decimal import Decimal
 import torch
 from torch import Tensor
 
-from fewgraft.app.embedding import Photo
-from fewgraft.app.labelled import Labelled
-from fewgraft.app.lesson import Known, Learnt, Lesson, left_out_logits
+from fewgraft.app.features.embedding import Photo
+from fewgraft.app.features.labelled import Labelled
+from fewgraft.app.learning.lesson import Known, Learnt, Lesson, left_out_logits
 from fewgraft.model import Unknown
 
 BIASES = [-0.25 * step for step in range(61)]  # logits by which new classes may be held back
@@ -63,7 +63,7 @@ def _right(truth: Sequence[str], answers: Sequence[str]) -> int:
 
 
 @dataclass(frozen=True)
-class Answer:
+class JudgedLesson:
     """A lesson learnt one way, and how it does."""
 
     learnt: Learnt
@@ -73,28 +73,28 @@ class Answer:
 
 @dataclass(frozen=True)
 class Trial:
-    """With the pile and without it."""
+    """With U and without it."""
 
-    with_pile: Answer
-    without_pile: Answer
+    with_unlabelled: JudgedLesson
+    without_unlabelled: JudgedLesson
 
     @classmethod
     def of(cls, lesson: Lesson, check: Labelled, examples: Labelled, tolerance: float) -> "Trial":
         """Learn both ways."""
-        without = _answer(lesson, check, examples, tolerance, with_pile=False)
-        if not len(lesson.pile):
+        without = _answer(lesson, check, examples, tolerance, with_unlabelled=False)
+        if not len(lesson.unlabelled):
             return cls(without, without)
-        return cls(_answer(lesson, check, examples, tolerance, with_pile=True), without)
+        return cls(_answer(lesson, check, examples, tolerance, with_unlabelled=True), without)
 
     def harm(self, tolerance: float) -> str:
-        """Why the pile should not be used, in plain words; empty if nothing speaks against it."""
-        gained, plain = self.with_pile.left_out, self.without_pile.left_out
+        """Why U should not be used, in plain words; empty if nothing speaks against it."""
+        gained, plain = self.with_unlabelled.left_out, self.without_unlabelled.left_out
         if gained.after and gained.right_after < plain.right_after:
             return (
                 "with the pile, fewer of the new photos were recognised when left out "
                 f"({gained.accuracy_after:.0%} against {plain.accuracy_after:.0%} without it)"
             )
-        check = self.with_pile.check
+        check = self.with_unlabelled.check
         if check and check.loses_more_than(tolerance):
             return (
                 f"with the pile, the old classes fell from {check.accuracy_before:.1%} to "
@@ -105,17 +105,17 @@ class Trial:
 
 
 def _answer(
-    lesson: Lesson, check: Labelled, examples: Labelled, tolerance: float, *, with_pile: bool
-) -> Answer:
-    learnt = lesson.learnt(with_pile=with_pile)
+    lesson: Lesson, check: Labelled, examples: Labelled, tolerance: float, *, with_unlabelled: bool
+) -> JudgedLesson:
+    learnt = lesson.learnt(with_unlabelled=with_unlabelled)
     old = _old_ones(lesson, check)
     bias = hold_back(
         learnt, check.features[old], check.places(learnt.known.classes)[old], tolerance
     )
     learnt = replace(learnt, held_back=bias)
-    places, logits = left_out_logits(lesson, with_pile=with_pile)
+    places, logits = left_out_logits(lesson, with_unlabelled=with_unlabelled)
     logits = logits + bias * learnt.is_new if places else logits
-    return Answer(
+    return JudgedLesson(
         learnt,
         _judged(lesson, learnt, check, old, learnt.known.logits(check.features[old]))
         if old
@@ -167,7 +167,9 @@ def _names(known: Known, features: Tensor) -> tuple[str, ...]:
     return tuple(known.classes[best] for best in known.logits(features).argmax(-1).tolist())
 
 
-def unknown_below(before: Unknown | None, answer: Answer, false_rejects: float) -> Unknown | None:
+def unknown_below(
+    before: Unknown | None, answer: JudgedLesson, false_rejects: float
+) -> Unknown | None:
     """The best logit below which the answer is "unknown"; the old one where nothing can judge."""
     logits, what = [answer.left_out.best_logit], "left-out new photos"
     if answer.check:

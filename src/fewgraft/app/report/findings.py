@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fewgraft.app.embedding import Photo
-from fewgraft.app.judging import Judged
-from fewgraft.app.teaching import Outcome
+from fewgraft.app.features.embedding import Photo
+from fewgraft.app.learning.judging import Judged
+from fewgraft.app.learning.learn import Outcome
 
 IN_DOUBT = 0.3  # a margin below which an answer is hardly one
 
@@ -102,9 +102,9 @@ def _mistakes(judged: Judged) -> Iterator[Mistake]:
 
 def helpers(outcome: Outcome, name: str) -> list[int]:
     """Rows of the pile that helped a taught class, the weightiest first."""
-    pile = outcome.pile
-    rows = np.flatnonzero((pile.step > 0) & (pile.helped == outcome.taught.index(name)))
-    return [int(row) for row in rows[np.argsort(-pile.weight[rows], kind="stable")]]
+    unlabelled = outcome.unlabelled
+    rows = np.flatnonzero((unlabelled.step > 0) & (unlabelled.helped == outcome.taught.index(name)))
+    return [int(row) for row in rows[np.argsort(-unlabelled.weight[rows], kind="stable")]]
 
 
 def doubtful_helpers(outcome: Outcome) -> list[int]:
@@ -112,8 +112,10 @@ def doubtful_helpers(outcome: Outcome) -> list[int]:
 
     The most doubtful come first: those of another class, surest ones ahead, then by the margin.
     """
-    pile, classes = outcome.pile, outcome.model.card.classes
+    unlabelled, classes = outcome.unlabelled, outcome.model.card.classes
     places = np.array([classes.index(name) for name in outcome.taught], np.int32)
-    signed = np.where(pile.answer == places[pile.helped], pile.margin, -pile.margin)
-    rows = np.flatnonzero((pile.step > 0) & (signed < IN_DOUBT))
+    signed = np.where(
+        unlabelled.answer == places[unlabelled.helped], unlabelled.margin, -unlabelled.margin
+    )
+    rows = np.flatnonzero((unlabelled.step > 0) & (signed < IN_DOUBT))
     return [int(row) for row in rows[np.argsort(signed[rows], kind="stable")]]

@@ -1,0 +1,1 @@
+"""From photo files to features, computed once per content."""

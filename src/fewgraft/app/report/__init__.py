@@ -1,0 +1,1 @@
+"""What a lesson did, as a page to look at."""

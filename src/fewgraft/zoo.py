@@ -1,0 +1,47 @@
+"""The models that ship: where they are, and how to open one."""
+
+from importlib import resources
+from pathlib import Path
+
+from fewgraft.errors import FewgraftError, nearest
+from fewgraft.model import CosineModel, load_model
+
+ZOO = Path(str(resources.files("fewgraft") / "zoo_models"))
+CHECKOUT_ZOO = ZOO.parents[2] / "zoo"  # models that are too large for the package
+
+
+def shipped_names() -> list[str]:
+    """What models inside the package are called."""
+    return sorted(path.name for path in ZOO.iterdir() if path.is_dir())
+
+
+def models_folder(name: str) -> Path:
+    """Where the trained models of a recipe are: in the package, else in this checkout's zoo."""
+    places = [ZOO / name, CHECKOUT_ZOO / name]
+    for place in places:
+        if place.is_dir():
+            return place
+    raise FewgraftError(
+        f"no trained models for '{name}' are at {' or '.join(map(str, places))}",
+        f"Train them (fewgraft train {name}) and pass --models runs/{name}.",
+    )
+
+
+def stage_model(folder: Path, stage: str) -> CosineModel:
+    """One of the models of a folder that holds one per stage."""
+    if not (folder / stage / "model.json").is_file():
+        raise FewgraftError(
+            f"{folder} has no model '{stage}'", "It is the folder of a `fewgraft train` run."
+        )
+    return load_model(folder / stage)
+
+
+def shipped_model(name: str, stage: str) -> CosineModel:
+    """A model inside the package, such as ("icons", "algorithm-2")."""
+    folder = ZOO / name / stage
+    if not folder.is_dir():
+        known = [f"{path.parent.name}/{path.name}" for path in ZOO.glob("*/*")]
+        raise FewgraftError(
+            f"no model '{name}/{stage}' ships with this version", nearest(f"{name}/{stage}", known)
+        )
+    return load_model(folder)
