@@ -26,6 +26,7 @@ from campaign.kinds import READERS, Reader
 from campaign.layouts import MINI_TABLES, mini_tables, photo_tree
 from campaign.readers import ATTACKS, COMMANDS, Damage, why_not_clean
 from fewgraft.backbones import backbone_spec, onnx_trial
+from fewgraft.data.memory_limit import at_most_more
 from fewgraft.data.npz import npz_rows
 from fewgraft.data.sources import SourceOptions, open_source
 from fewgraft.errors import FewgraftError
@@ -175,6 +176,31 @@ def test_a_small_parquet_file_that_would_unpack_to_gigabytes(tmp_path: Path) -> 
     assert not why_not_clean(
         _refused(lambda path: open_source("cifar-fs", path, SourceOptions())), tmp_path
     )
+
+
+def test_one_picture_that_many_rows_of_a_parquet_file_share(tmp_path: Path) -> None:
+    """It is written once, and unpacks to as many copies as there are rows."""
+    import pyarrow
+    import pyarrow.parquet as pq
+
+    rows = pyarrow.array([{"bytes": bytes(4 << 20), "path": "p"}] * 128)
+    table = pyarrow.table({"img": rows, "fine_label": [1] * 128})
+    for half in ("train", "test"):
+        pq.write_table(table, tmp_path / f"{half}.parquet", compression="zstd")
+
+    def read(path: Path) -> object:
+        return sum(1 for _ in open_source("cifar-fs", path, SourceOptions()).items)
+
+    assert not why_not_clean(_refused(read), tmp_path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no such limit")
+def test_memory_is_limited_for_a_while() -> None:
+    with pytest.raises(MemoryError), at_most_more(64 << 20):
+        np.empty(256 << 20, np.uint8)
+    with at_most_more(512 << 20):
+        np.empty(256 << 20, np.uint8)
+    np.empty(1 << 30, np.uint8)
 
 
 def test_heads_that_would_fill_the_memory(tmp_path: Path) -> None:

@@ -11,13 +11,14 @@ whatever form the files have.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fewgraft.data.arrays import as_array, whole_numbers
 from fewgraft.data.build import Item, Source
+from fewgraft.data.memory_limit import at_most_more
 from fewgraft.data.parts import Part
 from fewgraft.data.pictures import Pixels
 from fewgraft.data.safe_pickle import load_plain_pickle
@@ -25,10 +26,15 @@ from fewgraft.data.sources import SourceKind, SourceOptions, layout_error, refus
 from fewgraft.data.splits import draw_base_parts, published_home
 from fewgraft.errors import FewgraftError, reading
 
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+
 NATIVE_SIZE = 32
 PICTURES = 60_000
 VAL_SHARE = 0.1
-BATCH = 64  # rows of a parquet file at a time: a few bytes of it can unpack to many
+BATCH = 64  # rows of a parquet file at a time
+LARGEST_BATCH = 64 << 20  # bytes: a few bytes of a parquet file can unpack to many
+ROOM = 512 << 20  # bytes that unpacking may take
 LONGEST_NAME = 255
 _NONE = np.empty(0, np.int64)
 
@@ -103,26 +109,39 @@ def _halves(path: Path) -> tuple[_Half, _Half]:
 
 def _open_parquet(files: list[Path]) -> _Half:
     """Files with a column of encoded pictures and a column `fine_label`."""
-    import pyarrow.parquet as pq
-
     columns = [_picture_column(file) for file in files]
     labels, names = [], []
     for file, column in zip(files, columns, strict=True):
         wanted = ["fine_label", f"{column}.path"]
-        with reading(file, "readable parquet file"):
-            for batch in pq.ParquetFile(file).iter_batches(BATCH, columns=wanted):
+        for batch in _batches(file, wanted):
+            with reading(file, "readable parquet file"):
                 labels.append(_checked(batch["fine_label"].to_numpy(zero_copy_only=False), file))
-                paths = batch[column].field("path").fill_null("").to_pylist()
-                names += [_checked_name(path) for path in paths]
+                paths = batch[column].field("path").fill_null("")
+                names += [_checked_name(path.as_py()) for path in paths]
 
     def pictures() -> Iterator[bytes]:
         for file, column in zip(files, columns, strict=True):
-            with reading(file, "readable parquet file"):
-                for batch in pq.ParquetFile(file).iter_batches(BATCH, columns=[f"{column}.bytes"]):
-                    for picture in batch[column].field("bytes"):
-                        yield picture.as_py() or b""
+            for batch in _batches(file, [f"{column}.bytes"]):
+                for picture in batch[column].field("bytes"):
+                    yield picture.as_py() or b""
 
     return _Half(np.concatenate([_NONE, *labels]), np.array(names, np.str_), pictures)
+
+
+def _batches(file: Path, columns: list[str]) -> "Iterator[RecordBatch]":
+    """A few rows at a time; a file that unpacks to far more than pictures take is refused."""
+    import pyarrow.parquet as pq
+
+    with reading(file, "readable parquet file"):
+        batches = pq.ParquetFile(file).iter_batches(BATCH, columns=columns, use_threads=False)
+    while True:
+        with reading(file, "readable parquet file"), at_most_more(ROOM):
+            batch = next(batches, None)
+            if batch is not None and batch.nbytes > LARGEST_BATCH:
+                raise ValueError("it unpacks to far more than pictures of this size take")
+        if batch is None:
+            return
+        yield batch
 
 
 def _picture_column(file: Path) -> str:
