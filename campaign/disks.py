@@ -1,6 +1,6 @@
 """Disks that are full or read-only, and clocks that are set: words and code 2, nothing lost.
 
-Mounting a small disk and being another user need root; without that these attacks break off.
+Mounting a small disk needs root; without that these attacks break off.
 """
 
 import contextlib
@@ -15,7 +15,9 @@ from campaign.attack import Attack, Said, Trial, fewgraft
 from campaign.kills import BACKBONE, Words
 from campaign.material import RECIPE, contents, leftovers, make_colours, make_photos
 
-NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+# Root may write anywhere; without these rights it obeys the permissions of files like anybody.
+RIGHTS = "-dac_override,-dac_read_search"
+OBEYING = ("setpriv", f"--bounding-set={RIGHTS}", f"--inh-caps={RIGHTS}")
 
 
 @dataclass(frozen=True)
@@ -123,47 +125,54 @@ def _full_home(trial: Trial) -> None:
 
 
 def _read_only(trial: Trial) -> None:
-    """Whoever may not write is told; what was there stays, and the owner succeeds afterwards."""
+    """Whoever may not write is told; what was there stays, and all is well once one may."""
     photos, home = _prepare(trial)
-    trial.folder.chmod(0o755)  # another user may look into it
     for number in trial.rounds(2 * len(COMMANDS), "read-only folders"):
         command = COMMANDS[number % len(COMMANDS)]
         here = trial.folder / "here"
         (here / "stores").mkdir(parents=True)
         (here / "mine").write_text("kept")
         words, before = command(photos, here), contents(here)
-        own = trial.folder / "home of nobody"
-        shutil.copytree(home, own)
-        _give_away(own)
-        said = fewgraft(*words, home=own, before=NOBODY)
-        _told(trial, f"{command.name} by nobody", said)
+        with _only_read(here):
+            said = fewgraft(*words, home=home, before=_obeying())
+        _told(trial, f"{command.name} in a read-only folder", said)
         trial.check(contents(here) == before, f"{command.name}: {list(contents(here))}")
         said = fewgraft(*words, home=home)
-        trial.check(said.code == 0, f"{command.name} by its owner: {said.err[-600:]}")
+        trial.check(said.code == 0, f"{command.name} afterwards: {said.err[-600:]}")
         shutil.rmtree(here)
-        shutil.rmtree(own)
 
 
 def _read_only_home(trial: Trial) -> None:
     """A home that one may only read costs time, no result."""
     photos, home = _prepare(trial)
-    trial.folder.chmod(0o755)  # another user may look into it
-    for path in (home, *home.rglob("*")):
-        path.chmod(0o555 if path.is_dir() else 0o444)
     for number in trial.rounds(len(COMMANDS) - 2, "read-only homes"):
         command = COMMANDS[1 + number]
         here = trial.folder / "here"
         here.mkdir()
-        here.chmod(0o777)
-        said = fewgraft(*command(photos, here), home=home, before=NOBODY)
+        before = contents(home)
+        with _only_read(home):
+            said = fewgraft(*command(photos, here), home=home, before=_obeying())
         trial.check(said.code == 0, f"{command.name}: {said.err[-600:]}")
+        trial.check(contents(home) == before, f"{command.name}: {list(contents(home))}")
         trial.check(not leftovers(here), f"{command.name}: {leftovers(here)}")
         shutil.rmtree(here)
 
 
-def _give_away(folder: Path) -> None:
-    for path in (folder, *folder.rglob("*")):
-        os.chown(path, 65534, 65534)
+@contextlib.contextmanager
+def _only_read(folder: Path) -> Iterator[None]:
+    paths = [folder, *folder.rglob("*")]
+    modes = [path.stat().st_mode for path in paths]
+    for path, mode in zip(paths, modes, strict=True):
+        path.chmod(mode & ~0o222)
+    try:
+        yield
+    finally:
+        for path, mode in zip(paths, modes, strict=True):
+            path.chmod(mode)
+
+
+def _obeying() -> tuple[str, ...]:
+    return OBEYING if os.geteuid() == 0 else ()
 
 
 def _clocks(trial: Trial) -> None:

@@ -47,7 +47,7 @@ def let_alone(trial: Trial, *words: "str | Path") -> Once:
 
 
 def _strace(what: str, log: Path) -> list[str]:
-    return ["strace", "-f", "-qq", "-o", str(log), "-e", what]
+    return ["strace", "-f", "--seccomp-bpf", "-qq", "-o", str(log), "-e", what]
 
 
 def kill(trial: Trial, once: Once, *words: "str | Path") -> bool:

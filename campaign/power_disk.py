@@ -294,7 +294,18 @@ def traced(script: str, root: Path, home: Path) -> list[tuple[str, list[str], in
     """The calls of a Python process that runs `script` with `root` as its argument."""
     log = home / "trace"
     home.mkdir(exist_ok=True)
-    strace = ["strace", "-f", "-qq", "-xx", "-s", "100000000", "-e", f"trace={CALLS}", "-o"]
+    strace = [
+        "strace",
+        "-f",
+        "--seccomp-bpf",
+        "-qq",
+        "-xx",
+        "-s",
+        "100000000",
+        "-e",
+        f"trace={CALLS}",
+        "-o",
+    ]
     command = [*strace, str(log), sys.executable, "-c", script, str(root)]
     done = subprocess.run(
         command, check=False, env=environment(home), capture_output=True, text=True
