@@ -215,7 +215,11 @@ def _without_editable(script: str) -> str:
 
 
 def test_an_interrupt_while_it_is_loaded_shows_no_traceback(tmp_path: Path) -> None:
-    library = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
+    library = (
+        "import os, signal\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a job in the background
+        "os.kill(os.getpid(), signal.SIGINT)\n"
+    )
     (tmp_path / "typer.py").write_text(library)  # the first thing that the command loads
     paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
