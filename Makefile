@@ -32,7 +32,7 @@ portable: $(READY)  ## the numerical tests on other instruction sets, with 1 and
 	@$(BIN)/python tools/portable.py
 
 campaign: $(READY)  ## an hour of attacks; its table goes into docs/reliability.md
-	@$(BIN)/python -m campaign --write docs/reliability.md
+	@$(BIN)/python -m campaign --log build/campaign.jsonl --write docs/reliability.md
 
 lint: $(READY)  ## ruff, format check, types
 	@$(BIN)/ruff check .

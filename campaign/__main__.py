@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import json
 import pkgutil
 import random
 import re
@@ -10,7 +11,7 @@ import sys
 import tempfile
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import campaign
@@ -24,9 +25,18 @@ BEGIN, END = "<!-- campaign: begin -->", "<!-- campaign: end -->"
 class Result:
     """An attack that was run."""
 
-    attack: Attack
-    trial: Trial
+    name: str
+    promise: str
+    tried: int
+    failed: int
+    notes: tuple[str, ...]
+    failures: tuple[str, ...]
     seconds: float
+
+    def __str__(self) -> str:
+        """A line, and one per failure."""
+        counts = f"{self.tried:,} tried, {self.failed:,} failed, {self.seconds:.0f} s"
+        return "\n  ".join([f"{self.name}: {counts}", *self.failures])
 
 
 def attacks() -> list[Attack]:
@@ -47,18 +57,45 @@ def run(attack: Attack, scale: float, seed: int) -> Result:
         trial.check(False, f"the attack broke off: {traceback.format_exc()}")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return Result(attack, trial, time.monotonic() - start)
+    return Result(
+        attack.name,
+        attack.promise,
+        trial.tried,
+        trial.failed,
+        tuple(trial.notes),
+        tuple(trial.failures),
+        time.monotonic() - start,
+    )
+
+
+def run_all(wanted: list[Attack], scale: float, seed: int, log: Path | None) -> list[Result]:
+    """Every attack that the log does not have yet; each goes there as soon as it was run."""
+    done = {} if log is None else {one.name: one for one in _logged(log)}
+    for attack in wanted:
+        if attack.name in done:
+            continue
+        one = done[attack.name] = run(attack, scale, seed)
+        print(one, flush=True)
+        if log is not None:
+            with log.open("a") as file:
+                file.write(json.dumps(asdict(one)) + "\n")
+    return [done[attack.name] for attack in wanted]
+
+
+def _logged(log: Path) -> list[Result]:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    lines = log.read_text().splitlines() if log.exists() else []
+    found = [json.loads(line) for line in lines]
+    lists = ("notes", "failures")
+    return [Result(**{**one, **{name: tuple(one[name]) for name in lists}}) for one in found]
 
 
 def table(results: list[Result]) -> str:
     """The results as Markdown."""
     rows = ["| attack | promise | tried | failed |", "|---|---|---:|---:|"]
     for one in results:
-        notes = f" ({'; '.join(one.trial.notes)})" if one.trial.notes else ""
-        rows.append(
-            f"| {one.attack.name} | {one.attack.promise}{notes} "
-            f"| {one.trial.tried:,} | {one.trial.failed:,} |"
-        )
+        notes = f" ({'; '.join(one.notes)})" if one.notes else ""
+        rows.append(f"| {one.name} | {one.promise}{notes} | {one.tried:,} | {one.failed:,} |")
     return "\n".join(rows)
 
 
@@ -81,27 +118,20 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", action="append", help="attacks whose names contain this")
     parser.add_argument("--write", type=Path, help="a page to put the table into")
+    parser.add_argument("--log", type=Path, help="goes on from here where it was broken off")
     parser.add_argument("--list", action="store_true", help="name the attacks and exit")
     asked = parser.parse_args()
     wanted = [a for a in attacks() if not asked.only or any(word in a.name for word in asked.only)]
     if asked.list:
         print("\n".join(f"{attack.name}: {attack.promise}" for attack in wanted))
         return 0
-    results = []
-    for attack in wanted:
-        one = run(attack, asked.scale, asked.seed)
-        results.append(one)
-        print(
-            f"{attack.name}: {one.trial.tried:,} tried, {one.trial.failed:,} failed, "
-            f"{one.seconds:.0f} s",
-            flush=True,
-        )
-        for failure in one.trial.failures:
-            print(f"  {failure}", flush=True)
+    results = run_all(wanted, asked.scale, asked.seed, asked.log)
     print("\n" + table(results))
     if asked.write:
         write_into(asked.write, results, asked.scale, asked.seed)
-    return int(any(one.trial.failed for one in results))
+        if asked.log:
+            asked.log.unlink(missing_ok=True)  # the next campaign starts anew
+    return int(any(one.failed for one in results))
 
 
 if __name__ == "__main__":
