@@ -135,7 +135,12 @@ def swelling_pictures(trial: Trial) -> None:
         size = SIZES[number // len(kinds) % len(SIZES)]
         try:
             content = _saved(Image.new("RGB", size, (90, 60, 30)), mode, kind, **options)
-        except (OSError, ValueError, struct.error):  # some formats end at 65,535 pixels or before
+        except (
+            OSError,
+            ValueError,
+            OverflowError,
+            struct.error,
+        ):  # some formats end at 65,535 pixels or before
             continue
         if not content:  # this build of Pillow does not write it
             continue

@@ -20,7 +20,7 @@ from fewgraft.training.checkpoint import checkpoint_run
 _MODEL = """
 from fewgraft.model import new_model, save_model
 def model(seed):
-    return new_model("conv4", ("a", "b"), 8, 1, (0.5,), (0.25,), seed)
+    return new_model("conv4", ("a", "b"), 16, 1, (0.5,), (0.25,), seed)
 """
 _STORE = """
 import numpy as np
