@@ -5,12 +5,18 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from PIL import Image
+
+import fewgraft
+from fewgraft.cli import app, doctor
 
 PROJECT = Path(__file__).resolve().parents[1]
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -44,6 +50,8 @@ COMMANDS = [
     ["data", "list"],
     ["data", "verify"],
     ["data", "show"],
+    ["zoo"],
+    ["zoo", "list"],
 ]
 
 
@@ -54,6 +62,31 @@ def test_every_command_explains_itself(run: Run, command: list[str]) -> None:
     assert "Usage" in result.stdout
     if command not in ([], ["data"]):
         assert "Example" in result.stdout
+
+
+def every_command(group: Any = None, name: str = "fewgraft") -> Iterator[tuple[str, Any]]:
+    """All commands with their full names, from the tree that the program is made of."""
+    group = group or typer.main.get_command(app)
+    for word, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from every_command(command, f"{name} {word}")
+        else:
+            yield f"{name} {word}", command
+
+
+ALL_COMMANDS = dict(every_command())
+
+
+@pytest.mark.parametrize("name", ALL_COMMANDS)
+def test_help_is_made_of_sentences_and_examples(name: str) -> None:
+    command = ALL_COMMANDS[name]
+    first, *_ = command.help.splitlines()
+    assert re.fullmatch(r"[A-Z].*\.", first)
+    assert re.search(rf"Examples?:\s[^$]*{name}\b", command.help)
+    for parameter in command.params:
+        if not getattr(parameter, "hidden", False):
+            assert re.fullmatch(r"[A-Z]\w+ .*\.", parameter.help or ""), parameter.name
+            assert len(parameter.help.split()) >= 3, parameter.name
 
 
 def test_help_needs_no_torch() -> None:
@@ -71,12 +104,50 @@ def test_version(run: Run) -> None:
     assert re.fullmatch(r"fewgraft \d+\.\d+\.\d+\n", run("--version").stdout)
 
 
+def test_the_version_stands_in_one_place() -> None:
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())
+    assert project["project"]["dynamic"] == ["version"]
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "fewgraft.__version__"}
+    assert f"\nversion: {fewgraft.__version__}\n" in (PROJECT / "CITATION.cff").read_text()
+    newest = re.search(r"^## (\S+)", (PROJECT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest is not None
+    assert newest[1] == fewgraft.__version__
+
+
 def test_doctor_tells_what_is_there_and_what_is_missing(run: Run) -> None:
     result = run("doctor")
     assert result.returncode == 0, result.stderr
-    for word in ("python", "torch", "threads", "GiB free", "icons", "pytest"):
+    for word in ("python", "torch", "threads", "GiB free", "icons"):
         assert word in result.stdout
     assert "missing; fewgraft data add cifar-fs --from PATH" in result.stdout
+    shown = result.stdout.partition("Extras")[2].partition("Data")[0].splitlines()
+    assert [line.split()[0] for line in shown if line.strip()] == doctor.extras()
+
+
+def test_doctor_knows_every_extra_and_what_it_brings() -> None:
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())
+    assert set(doctor.PURPOSES) == set(project["project"]["optional-dependencies"])
+    assert doctor.packages("hf") == ["transformers"]
+    assert {"pytest", "transformers", "fastapi"} <= set(doctor.packages("dev"))
+
+
+def test_an_extra_that_is_missing_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "_installed", lambda package: package != "uvicorn")
+    doctor.doctor()
+    shown = capsys.readouterr().out
+    assert "missing: uvicorn; pip install 'fewgraft[serve]'" in shown
+    assert "backbones of Hugging Face: there" in shown
+
+
+def test_the_zoo_says_where_its_models_are(run: Run) -> None:
+    result = run("zoo", "list")
+    assert result.returncode == 0, result.stderr
+    assert re.search(
+        r"icons +pre-trained, algorithm-1, algorithm-2: .*in the package", result.stdout
+    )
+    assert "fewgraft train mini-imagenet" in result.stdout
 
 
 def test_the_whole_way_of_a_folder(run: Run, make_tree: Callable[..., Path]) -> None:

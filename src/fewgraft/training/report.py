@@ -17,9 +17,7 @@ def summary(metrics: dict[str, dict[str, Any]]) -> str:
     for stage, row in metrics.items():
         cells = [row.get(f"val_{name}", float("nan")) for name in names]
         lines.append(f"{stage:<14}" + "".join(f"{cell:>9.2f}" for cell in cells))
-    lines.append(
-        "Kept is the step with the best score on validation episodes (docs/training.md: which)."
-    )
+    lines.append("The step with the best score on validation episodes is kept.")
     return "\n".join(lines)
 
 
