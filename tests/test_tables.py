@@ -22,7 +22,6 @@ from fewgraft.bench.runner import Bench, jobs, run
 from fewgraft.bench.table_formats import FORMATS, latex, markdown, terminal, without_constants
 from fewgraft.bench.tables import (
     LAYOUTS,
-    NAMES,
     Cell,
     Choice,
     Column,
@@ -35,7 +34,7 @@ from fewgraft.cli import bench_tables
 from fewgraft.episodes import SETTINGS, EpisodeSettings
 from fewgraft.errors import FewgraftError
 from fewgraft.methods import methods
-from fewgraft.metrics import METRICS, Scores, summarise
+from fewgraft.metrics import METRICS, NAMES, Scores, summarise
 from fewgraft.training.recipe import load_recipe
 from fewgraft.zoo import models_folder
 

@@ -52,6 +52,16 @@ class Scores:
 
 
 METRICS = ("acc", "delta", "b_all", "n_all", "b_b", "n_n", "delta_b", "delta_n", "harmonic")
+# As tables print them.
+NAMES = {
+    "acc": "Acc",
+    "delta": "Δ",
+    "b_all": "b/all",
+    "n_all": "n/all",
+    "b_b": "b/b",
+    "n_n": "n/n",
+    "harmonic": "H",
+}
 
 
 def score(logits: Tensor, labels: Tensor, n_base: int) -> Scores:

@@ -33,6 +33,7 @@ LARGEST_WIDTH = 1_000_000  # features
 LARGEST_SIDE = 4096  # pixels of a picture before its crop
 TINY = 1e-6
 GAMMA_START = 10.0
+GUESSED_GAMMA = 20.0  # where nothing has trained or chosen it
 
 
 class Unknown(BaseModel):

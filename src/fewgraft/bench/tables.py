@@ -17,7 +17,7 @@ from fewgraft.bench.runner import makes_sense
 from fewgraft.episodes import SETTINGS
 from fewgraft.errors import FewgraftError, nearest
 from fewgraft.methods import methods
-from fewgraft.metrics import Interval, Scores, paired
+from fewgraft.metrics import NAMES, Interval, Scores, paired
 
 MISSING = "–"
 BASELINE = ("meta-inc-baseline", "incremental")
@@ -34,15 +34,6 @@ REGULAR = {
 # Each row has one component more than the row before.
 ABLATION = (BASELINE, *((m, "s2i") for m in ("+pr", "proposed-without-adaptation", "proposed")))
 COMPONENTS = ("Proto refine", "Fake unlabelled", "Model adapt")
-NAMES = {
-    "acc": "Acc",
-    "delta": "Δ",
-    "b_all": "b/all",
-    "n_all": "n/all",
-    "b_b": "b/b",
-    "n_n": "n/n",
-    "harmonic": "H",
-}
 RowKey = tuple[str, str, int]  # method, setting, shots
 
 

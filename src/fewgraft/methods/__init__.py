@@ -28,17 +28,21 @@ def methods() -> Mapping[str, MethodSpec]:
 def method_spec(name: str) -> MethodSpec:
     """The method of that name or in that file, or an error with the nearest name."""
     if name.endswith(".py"):
-        return _from_file(Path(name))
+        path = Path(name)
+        if not path.is_file():
+            raise FewgraftError(
+                f"there is no file {path}", "Give a method's name or a Python file."
+            )
+        return _from_file(path, path.stat().st_mtime_ns)
     if name not in methods():
         raise FewgraftError(f"there is no method '{name}'", nearest(name, methods()))
     return methods()[name]
 
 
 @cache
-def _from_file(path: Path) -> MethodSpec:
-    """The one method that a file of the user's own defines."""
-    if not path.is_file():
-        raise FewgraftError(f"there is no file {path}", "Give a method's name or a Python file.")
+def _from_file(path: Path, changed: int) -> MethodSpec:
+    """The one method that a file of the user's own defines; read again once it has `changed`."""
+    del changed
     with reading(path, "Python file with a method", "It needs METHODS = (MethodSpec(...),)."):
         found = importlib.util.spec_from_file_location(path.stem, path)
         assert found is not None
