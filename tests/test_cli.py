@@ -137,7 +137,7 @@ def test_an_extra_that_is_missing_is_told(
     monkeypatch.setattr(doctor, "_installed", lambda package: package != "uvicorn")
     doctor.doctor()
     shown = capsys.readouterr().out
-    assert "missing: uvicorn; pip install 'fewgraft[serve]'" in shown
+    assert "missing uvicorn; pip install 'fewgraft[serve]'" in shown
     assert "backbones of Hugging Face: there" in shown
 
 

@@ -26,11 +26,10 @@ def models_folder(name: str) -> Path:
 
 def where_to_get(name: str) -> str:
     """What to do for models that are not in the package."""
-    train = f"Train them: `fewgraft train {name} --out runs/{name}`, then --models runs/{name}."
+    train = f"`fewgraft train {name} --out runs/{name}` trains them: pass --models runs/{name}."
     if name not in IN_SOURCE_TREE:
         return train
-    place = f"zoo/{name}"
-    return f"The project's source tree has them in {place}: pass --models SOURCE/{place}. {train}"
+    return f"The project's source tree has them: pass --models SOURCE/zoo/{name}. {train}"
 
 
 def stage_model(folder: Path, stage: str) -> CosineModel:

@@ -14,6 +14,7 @@ from fewgraft import __version__
 from fewgraft.errors import FewgraftError
 
 CORE = ("torch", "accelerate", "safetensors", "numpy", "pillow", "pyarrow", "pydantic", "typer")
+SHOWN = 3  # packages of an extra
 # What each extra of the package is for; which extras there are, the installed package itself says.
 PURPOSES = {
     "dev": "working on Fewgraft",
@@ -44,7 +45,7 @@ def doctor() -> None:
     _section("Extras")
     for name in extras():
         missing = [package for package in packages(name) if not _installed(package)]
-        command = f"missing: {', '.join(missing)}; pip install 'fewgraft[{name}]'"
+        command = f"missing {_listed(missing)}; pip install 'fewgraft[{name}]'"
         _line(name, f"{PURPOSES.get(name, 'an extra')}: {command if missing else 'there'}")
     _section("Data")
     for name, text in _data():
@@ -71,6 +72,12 @@ def packages(extra: str) -> list[str]:
         else:
             found.append(requirement.name)
     return found
+
+
+def _listed(names: list[str]) -> str:
+    """The first names, and how many there are beyond."""
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
 
 
 def _installed(package: str) -> bool:
