@@ -226,9 +226,7 @@ class Difference:
 
     Example:
         >>> refined = fewgraft.evaluate("proposed-without-adaptation", episodes=20)
-        >>> plain = fewgraft.evaluate(
-        ...     "meta-inc-baseline", setting="incremental", episodes=20
-        ... )
+        >>> plain = fewgraft.evaluate("meta-inc-baseline", setting="incremental", episodes=20)
         >>> gain = refined.compare(plain).summary()["acc"]
         >>> gain.wins + gain.ties + gain.losses
         20

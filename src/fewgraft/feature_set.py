@@ -14,7 +14,6 @@ from fewgraft.draws import Indices
 from fewgraft.episodes import Pools
 from fewgraft.errors import FewgraftError, nearest, why
 from fewgraft.feature_bank import FeatureBank
-from fewgraft.model import GUESSED_GAMMA
 from fewgraft.prototypes import directions, prototypes
 from fewgraft.split_features import EpisodeFeatures
 
@@ -35,7 +34,7 @@ class FeatureSet:
             "novel/val" or "novel/test".
         weights: W_b [N_b, d], one row per base class in the ascending order of their labels. None
             takes the prototypes of "base/train".
-        gamma: γ of the cosine logits.
+        gamma: γ of the cosine logits; training ends near 20.
         name: What tables call the data.
 
     Raises:
@@ -64,7 +63,7 @@ class FeatureSet:
         parts: Array,
         *,
         weights: Array | None = None,
-        gamma: float = GUESSED_GAMMA,
+        gamma: float = 20.0,
         name: str = "features",
     ) -> None:
         self.features = _directions(features, "features")  # [n, d], of length 1

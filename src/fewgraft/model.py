@@ -33,7 +33,6 @@ LARGEST_WIDTH = 1_000_000  # features
 LARGEST_SIDE = 4096  # pixels of a picture before its crop
 TINY = 1e-6
 GAMMA_START = 10.0
-GUESSED_GAMMA = 20.0  # where nothing has trained or chosen it
 
 
 class Unknown(BaseModel):
@@ -221,8 +220,27 @@ def _stored(tensor: Tensor, half: bool) -> Tensor:
     return tensor.half() if half and tensor.is_floating_point() else tensor
 
 
-def load_model(folder: Path, backbone: nn.Module | None = None) -> CosineModel:
-    """Read a model. One that was saved with a backbone of your own needs that `backbone` again."""
+def load_model(folder: str | Path, backbone: nn.Module | None = None) -> CosineModel:
+    """Read a model: f_θ, W_b and γ, with a card that says where it comes from.
+
+    Args:
+        folder: What `fewgraft train`, `base` or `learn` wrote: model.safetensors and model.json.
+        backbone: Your own network, for a model that was saved with one.
+
+    Returns:
+        A `CosineModel` in evaluation mode, on the CPU. Its `embed` takes pictures
+        [n, channels, size, size] to features [n, d]; called, it gives logits [n, N_b].
+
+    Raises:
+        FewgraftError: The files are absent or damaged, or the backbone is missing.
+
+    Example:
+        >>> from fewgraft.zoo import models_folder
+        >>> model = fewgraft.load_model(models_folder("icons") / "algorithm-2")
+        >>> model.card.backbone, model.weight.shape
+        ('resnet12-tiny', torch.Size([108, 128]))
+    """
+    folder = Path(folder)
     card = read_card(folder / "model.json")
     if backbone is None and card.backbone == "custom":
         raise FewgraftError(

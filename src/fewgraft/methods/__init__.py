@@ -1,7 +1,13 @@
-"""Methods by name, one file a paper.
+"""Methods by name, one file per paper.
 
 A file in this folder that defines `METHODS` adds to the registry: nothing else has to be edited. A
 file anywhere else can be used by its path instead of a name.
+
+Example:
+    >>> "proposed" in fewgraft.methods.methods()
+    True
+    >>> fewgraft.methods.method_spec("+pr").title
+    'Meta-Inc-Baseline + PR'
 """
 
 import importlib
@@ -18,7 +24,11 @@ from fewgraft.methods.base import MethodSpec
 
 @cache
 def methods() -> Mapping[str, MethodSpec]:
-    """All methods by name, in the order in which tables list them."""
+    """All methods by name, in the order in which tables list them.
+
+    Returns:
+        A `MethodSpec` per name.
+    """
     modules = sorted(module.name for module in pkgutil.iter_modules(__path__))
     found = [importlib.import_module(f"{__name__}.{module}") for module in modules]
     specs = [spec for module in found for spec in getattr(module, "METHODS", ())]
@@ -26,7 +36,17 @@ def methods() -> Mapping[str, MethodSpec]:
 
 
 def method_spec(name: str) -> MethodSpec:
-    """The method of that name or in that file, or an error with the nearest name."""
+    """The method of that name or in that file.
+
+    Args:
+        name: Of a method, or of a Python file that defines one.
+
+    Returns:
+        A `MethodSpec`.
+
+    Raises:
+        FewgraftError: There is no such method; the message has the nearest name.
+    """
     if name.endswith(".py"):
         path = Path(name)
         if not path.is_file():

@@ -20,12 +20,13 @@ from fewgraft.app.learning.judging import choose_threshold
 from fewgraft.backbones import backbone_spec, trained_backbone
 from fewgraft.errors import FewgraftError, nearest, reading
 from fewgraft.heads import read_head
-from fewgraft.model import GUESSED_GAMMA, CosineModel, ModelCard, load_model
+from fewgraft.model import CosineModel, ModelCard, load_model
 from fewgraft.parsing import validated
 from fewgraft.prototypes import cosine_logits
 
 GAMMAS = torch.logspace(math.log10(2), 2, 60)  # 2 … 100
 FALSE_REJECTS = 0.05
+GUESSED_GAMMA = 20.0
 
 
 def model_of_backbone(backbone: str) -> CosineModel:
