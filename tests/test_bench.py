@@ -30,7 +30,7 @@ from fewgraft.model import embed_all, weights_hash
 from fewgraft.network import Network, View, divided
 from fewgraft.prototypes import Refinement, directions
 from fewgraft.split_features import SplitFeatures
-from fewgraft.training.recipe import load_recipe
+from fewgraft.training.recipe import load_recipe, tuned_method
 from fewgraft.zoo import models_folder, shipped_model
 
 FEW = 12
@@ -210,6 +210,17 @@ def test_a_recipes_choices_reach_the_method() -> None:
     recipe = load_recipe("icons", changed)
     assert [recipe.hyper("+pr", k)["steps"] for k in (1, 5)] == [2, 3]
     assert recipe.hash == load_recipe("icons").hash, "training is the same"
+    tuned = tuned_method(recipe, "+pr", 5)
+    assert tuned == method_spec("+pr").method.changed(steps=3)
+    assert tuned_method(recipe, "bd-cspn", 1) == method_spec("bd-cspn").method
+
+
+def test_tuned_methods_of_a_recipe_are_those_that_tables_run() -> None:
+    recipe, folder = load_recipe("icons"), models_folder("icons")
+    for job in jobs(recipe, folder, list(methods()), ["s2i", "semi-fsl"], [1, 5], 10):
+        shots = job.episode_settings.shots
+        assert tuned_method("icons", job.method, shots) == job.configured
+    assert tuned_method("icons", "+pr", 1) != tuned_method("icons", "+pr", 5)
 
 
 # --- tuning ---
