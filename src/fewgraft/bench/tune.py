@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,20 +20,37 @@ SEED = 3  # other episodes than those that chose a training step (1) or compared
 
 
 @dataclass(frozen=True)
+class Trial:
+    """One choice of hyper-parameters, and how it scored."""
+
+    hyper: dict[str, Any]
+    scores: Scores
+
+    @property
+    def accuracy(self) -> float:
+        """What a search maximises: mean joint accuracy."""
+        return self.scores.acc.mean().item()
+
+
+Try = Callable[[Iterable[dict[str, Any]]], list[Trial]]
+
+
+@dataclass(frozen=True)
 class Tuned:
-    """The best of all combinations, beside the method as it is registered."""
+    """The best of all trials, beside the method as it is registered."""
 
     method: str
     shots: int
-    hyper: dict[str, Any]
-    scores: Scores
+    best: Trial
     gain: Paired  # joint accuracy over the registered hyper-parameters
-    tried: int
+    trials: tuple[Trial, ...]  # in the order in which they were made, none of them twice
 
     @property
     def toml(self) -> str:
         """The entry for a recipe."""
-        pairs = ", ".join(f"{name} = {json.dumps(value)}" for name, value in self.hyper.items())
+        pairs = ", ".join(
+            f"{name} = {json.dumps(value)}" for name, value in self.best.hyper.items()
+        )
         return (
             f'[[evaluation]]\nmethod = "{self.method}"\nshots = {self.shots}\nhyper = {{ {pairs} }}'
         )
@@ -53,7 +70,7 @@ def tune(
     episodes: int,
     bench: Bench,
 ) -> Iterator[Tuned]:
-    """The best combination of each method at each number of shots, in the semi-supervised setting.
+    """The best of each method's `search` at each number of shots, in the semi-supervised setting.
 
     Joint methods are tuned on base and novel classes together. What the recipe has chosen already
     and the method does not search stays as it is.
@@ -79,7 +96,40 @@ def _best(
         job = Job(recipe.name, recipe.data, name, hyper, settings, episodes, models)
         return join_scores(bench.chunk(job, chunk) for chunk in job.chunks)
 
-    tries = [hyper | fixed for hyper in combinations(spec.method)]
-    found = [(hyper, scores(hyper)) for hyper in track(tries, f"{name}, {shots}-shot", len(tries))]
-    hyper, best = max(found, key=lambda pair: pair[1].acc.mean().item())
-    return Tuned(name, shots, hyper, best, paired(best.acc, scores(fixed).acc), len(tries))
+    made: dict[str, Trial] = {}
+
+    def attempt(tries: Iterable[dict[str, Any]]) -> list[Trial]:
+        wanted = {json.dumps(hyper): hyper | fixed for hyper in tries}
+        new = [key for key in wanted if key not in made]
+        for key in track(new, f"{name}, {shots}-shot", len(new)):
+            made[key] = Trial(wanted[key], scores(wanted[key]))
+        return [made[key] for key in wanted]
+
+    best = SEARCHES[spec.method.search_by](spec.method, attempt)
+    gain = paired(best.scores.acc, scores(fixed).acc)
+    return Tuned(name, shots, best, gain, tuple(made.values()))
+
+
+def over_grid(method: Method, attempt: Try) -> Trial:
+    """The best of all combinations."""
+    return max(attempt(combinations(method)), key=lambda trial: trial.accuracy)
+
+
+def over_coordinates(method: Method, attempt: Try) -> Trial:
+    """One hyper-parameter after the other, the others as they are best so far.
+
+    It begins with the registered values and goes through the search once: its trials are as many
+    as the values, not as their combinations.
+    """
+    hyper = {name: getattr(method, name) for name in method.search}
+    for name, values in method.search.items():
+        trials = attempt(hyper | {name: value} for value in values)
+        best = max(trials, key=lambda trial: trial.accuracy)
+        hyper[name] = best.hyper[name]
+    return best
+
+
+SEARCHES: Mapping[str, Callable[[Method, Try], Trial]] = {
+    "grid": over_grid,
+    "coordinates": over_coordinates,
+}
