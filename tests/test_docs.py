@@ -11,7 +11,9 @@ from fewgraft.errors import FewgraftError
 from fewgraft.methods import method_spec, methods
 
 ROOT = Path(__file__).resolve().parents[1]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
 BENCHMARK = (ROOT / "docs" / "benchmark.md").read_text()
+LONGEST_LINE = 100  # rows of tables cannot be broken
 
 
 def test_the_example_of_a_method_is_a_method(tmp_path: Path) -> None:
@@ -39,7 +41,14 @@ def test_every_method_is_documented() -> None:
         assert f"`{name}`" in BENCHMARK, name
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_lines_are_short_enough_to_read(page: Path) -> None:
+    lines = enumerate(page.read_text().splitlines(), 1)
+    long = [n for n, line in lines if len(line) > LONGEST_LINE and line.lstrip()[0] != "|"]
+    assert long == []
+
+
 def test_links_between_documents_lead_somewhere() -> None:
-    for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+    for document in PAGES:
         for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.name}: {target}"

@@ -4,6 +4,7 @@ import csv
 import io
 import math
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import chain, groupby
@@ -17,6 +18,7 @@ from rich.text import Text
 from fewgraft.bench.tables import Cell, Column, Table
 
 T = TypeVar("T")
+LINE = 100  # characters in a line of Markdown
 
 
 def without_constants(shown: Table) -> tuple[Table, list[str]]:
@@ -85,7 +87,8 @@ def _grouped(table: Table) -> bool:
 
 
 def markdown(table: Table) -> str:
-    """For GitHub and the like."""
+    """For GitHub and the like; the note is broken into lines as the pages in docs/ are."""
+    table, said = without_constants(table)
 
     def line(texts: Iterable[str]) -> str:
         return f"| {' | '.join(texts)} |"
@@ -103,7 +106,8 @@ def markdown(table: Table) -> str:
             blank = [""] * (len(table.columns) - 1)
             lines.append(line([f"*{_in_markdown(section.title)}*", *blank]))
         lines += [line(map(_markdown_cell, row)) for row in section.rows]
-    return "\n".join([*lines, "", _in_markdown(table.note), ""])
+    note = textwrap.fill(_in_markdown(" ".join([table.note, *said])), LINE)
+    return "\n".join([*lines, "", note, ""])
 
 
 def _markdown_cell(cell: Cell) -> str:
