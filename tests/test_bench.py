@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from fewgraft.bench.results import Results
 from fewgraft.bench.runner import Bench, Job, jobs, makes_sense, rerun, run
-from fewgraft.bench.tune import Trial, combinations, over_coordinates, tune
+from fewgraft.bench.tune import Candidate, combinations, over_coordinates, tune
 from fewgraft.cli import app
 from fewgraft.data.parts import Part
 from fewgraft.data.store import ImageStore
@@ -240,7 +240,7 @@ def test_tuning_takes_the_best_on_validation_episodes(bench: Bench) -> None:
         job = Job("icons", "icons", "soft-k-means", hyper, settings, FEW, folder)
         accuracies[json.dumps(hyper)] = bench.chunk(job, range(FEW)).acc.mean().item()
     assert accuracies[json.dumps(found.best.hyper)] == max(accuracies.values())
-    assert len(found.trials) == len(accuracies) == 12
+    assert len(found.candidates) == len(accuracies) == 12
     assert found.toml.startswith('[[evaluation]]\nmethod = "soft-k-means"\nshots = 1\nhyper = {')
     with pytest.raises(FewgraftError, match="nothing to search"):
         list(tune(recipe, folder, ["nearest-prototype"], [1], FEW, bench))
@@ -259,11 +259,11 @@ class Hills(Method):
 def test_a_search_by_coordinates_goes_through_them_one_by_one() -> None:
     tried: list[dict[str, int]] = []
 
-    def attempt(tries: Iterable[dict[str, int]]) -> list[Trial]:
+    def attempt(tries: Iterable[dict[str, int]]) -> list[Candidate]:
         new = list(tries)
         tried.extend(new)
         accuracies = [0.5 - 0.1 * abs(t["a"] - 3) + 0.01 * t["b"] for t in new]
-        return [Trial(t, flat_scores(acc)) for t, acc in zip(new, accuracies, strict=True)]
+        return [Candidate(t, flat_scores(acc)) for t, acc in zip(new, accuracies, strict=True)]
 
     best = over_coordinates(Hills(), attempt)
     assert best.hyper == {"a": 3, "b": 20}
@@ -278,9 +278,9 @@ def test_no_choice_is_tried_twice(bench: Bench, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(SoftKMeans, "search_by", "coordinates")
     recipe = load_recipe("icons")
     (found,) = tune(recipe, models_folder("icons"), ["soft-k-means"], [1], FEW, bench)
-    tried = [json.dumps(trial.hyper) for trial in found.trials]
+    tried = [json.dumps(candidate.hyper) for candidate in found.candidates]
     assert len(tried) == len(set(tried)) == 6, "four numbers of steps, then two scales more"
-    assert found.best.accuracy == max(trial.accuracy for trial in found.trials)
+    assert found.best.accuracy == max(candidate.accuracy for candidate in found.candidates)
 
 
 # --- the command ---

@@ -490,7 +490,7 @@ def test_the_proposed_loss_against_the_papers_sums() -> None:
         powers = [math.exp(gamma * cos(feature, w)) for w in weights]
         classified -= math.log(powers[BASE + label] / sum(powers)) / len(labels)
     expected = 0.3 * classified + 0.7 * contrast + 1.1 * distilled
-    assert float(found) == pytest.approx(expected, rel=1e-4)
+    assert found.item() == pytest.approx(expected, rel=1e-4)
 
 
 def test_the_proposed_method_moves_the_last_block_and_the_base_weights() -> None:

@@ -20,7 +20,7 @@ SEED = 3  # other episodes than those that chose a training step (1) or compared
 
 
 @dataclass(frozen=True)
-class Trial:
+class Candidate:
     """One choice of hyper-parameters, and how it scored."""
 
     hyper: dict[str, Any]
@@ -32,18 +32,18 @@ class Trial:
         return self.scores.acc.mean().item()
 
 
-Try = Callable[[Iterable[dict[str, Any]]], list[Trial]]
+Evaluate = Callable[[Iterable[dict[str, Any]]], list[Candidate]]
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """The best of all trials, beside the method as it is registered."""
+    """The best of all candidates, beside the method as it is registered."""
 
     method: str
     shots: int
-    best: Trial
+    best: Candidate
     gain: Paired  # joint accuracy over the registered hyper-parameters
-    trials: tuple[Trial, ...]  # in the order in which they were made, none of them twice
+    candidates: tuple[Candidate, ...]  # in the order in which they were made, none of them twice
 
     @property
     def toml(self) -> str:
@@ -96,40 +96,46 @@ def _best(
         job = Job(recipe.name, recipe.data, name, hyper, settings, episodes, models)
         return join_scores(bench.chunk(job, chunk) for chunk in job.chunks)
 
-    made: dict[str, Trial] = {}
+    made: dict[str, Candidate] = {}
 
-    def attempt(tries: Iterable[dict[str, Any]]) -> list[Trial]:
-        wanted = {json.dumps(hyper): hyper | fixed for hyper in tries}
+    def evaluate(choices: Iterable[dict[str, Any]]) -> list[Candidate]:
+        wanted = {json.dumps(hyper): hyper | fixed for hyper in choices}
         new = [key for key in wanted if key not in made]
         for key in track(new, f"{name}, {shots}-shot", len(new)):
-            made[key] = Trial(wanted[key], scores(wanted[key]))
+            made[key] = Candidate(wanted[key], scores(wanted[key]))
         return [made[key] for key in wanted]
 
-    best = SEARCHES[spec.method.search_by](spec.method, attempt)
-    gain = paired(best.scores.acc, scores(fixed).acc)
-    return Tuned(name, shots, best, gain, tuple(made.values()))
+    best, candidates = SEARCHES[spec.method.search_by](spec.method, evaluate), tuple(made.values())
+    [default] = evaluate([registered(spec.method)])
+    gain = paired(best.scores.acc, default.scores.acc)
+    return Tuned(name, shots, best, gain, candidates)
 
 
-def over_grid(method: Method, attempt: Try) -> Trial:
+def registered(method: Method) -> dict[str, Any]:
+    """What is searched, as the method has it."""
+    return {name: getattr(method, name) for name in method.search}
+
+
+def over_grid(method: Method, evaluate: Evaluate) -> Candidate:
     """The best of all combinations."""
-    return max(attempt(combinations(method)), key=lambda trial: trial.accuracy)
+    return max(evaluate(combinations(method)), key=lambda candidate: candidate.accuracy)
 
 
-def over_coordinates(method: Method, attempt: Try) -> Trial:
+def over_coordinates(method: Method, evaluate: Evaluate) -> Candidate:
     """One hyper-parameter after the other, the others as they are best so far.
 
-    It begins with the registered values and goes through the search once: its trials are as many
-    as the values, not as their combinations.
+    It begins with the registered values and goes through the search once: there are as many
+    candidates as values, not as combinations of them.
     """
-    hyper = {name: getattr(method, name) for name in method.search}
+    hyper = registered(method)
     for name, values in method.search.items():
-        trials = attempt(hyper | {name: value} for value in values)
-        best = max(trials, key=lambda trial: trial.accuracy)
+        candidates = evaluate(hyper | {name: value} for value in values)
+        best = max(candidates, key=lambda candidate: candidate.accuracy)
         hyper[name] = best.hyper[name]
     return best
 
 
-SEARCHES: Mapping[str, Callable[[Method, Try], Trial]] = {
+SEARCHES: Mapping[str, Callable[[Method, Evaluate], Candidate]] = {
     "grid": over_grid,
     "coordinates": over_coordinates,
 }

@@ -143,7 +143,7 @@ def tune(
     folder = models or models_folder(loaded.name)
     for found in search(loaded, folder, listed(methods), numbers(shots), episodes, Bench()):
         typer.echo(
-            f"# val Acc {interval(found.best.scores.acc)}, best of {len(found.trials)}; "
+            f"# val Acc {interval(found.best.scores.acc)}, best of {len(found.candidates)}; "
             f"over the default {found.gain.difference}"
         )
         typer.echo(found.toml + "\n")
