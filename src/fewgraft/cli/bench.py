@@ -157,7 +157,7 @@ def tune(
     folder = models or models_folder(loaded.name)
     for found in search(loaded, folder, listed(methods), numbers(shots), episodes, Bench()):
         typer.echo(
-            f"# val Acc {interval(found.scores.acc)}, best of {found.tried}; "
+            f"# val Acc {interval(found.best.scores.acc)}, best of {len(found.candidates)}; "
             f"over the default {found.gain.difference}"
         )
         typer.echo(found.toml + "\n")

@@ -38,6 +38,9 @@ def table(
     ] = None,
     split: Annotated[str | None, typer.Option(help="Show only rows of this split.")] = None,
     seed: Annotated[int | None, typer.Option(help="Show only rows of this seed.")] = None,
+    hyper: Annotated[
+        bool, typer.Option("--hyper", help="Also print the hyper-parameters of each row.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Write the table to this file.")] = None,
 ) -> None:
     """Print results in the layouts of the paper.
@@ -51,6 +54,8 @@ def table(
       fewgraft bench table results/icons --layout detail --shots 1 --format latex --out detail.tex
 
       fewgraft bench table results/cifar-fs --layout all --format markdown
+
+      fewgraft bench table results/icons --layout ablation --hyper
     """
     from fewgraft.bench.table_formats import FORMATS
     from fewgraft.bench.tables import Choice
@@ -61,7 +66,7 @@ def table(
         raise FewgraftError("a CSV file holds one table", "Choose a --layout.")
     if setting and layout not in ("detail", "all"):
         raise FewgraftError(f"--setting is not for layout '{layout}'", "Use --layout detail.")
-    choice = Choice(episodes, split, seed, shots, setting or "s2i")
+    choice = Choice(episodes, split, seed, shots, setting or "s2i", hyper)
     show(built(results, layout, choice), form, out)
 
 

@@ -10,7 +10,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch import Tensor
@@ -134,8 +134,11 @@ class Method(ABC):
 
     uses_unlabelled: ClassVar[bool] = False
     moves_network: ClassVar[bool] = False
-    # Values that `bench tune` tries on validation episodes, by hyper-parameter.
+    # Values that `bench tune` tries on validation episodes, by hyper-parameter. None of them may
+    # turn the method, or a part of it, off: a search chooses how strong, not whether.
     search: ClassVar[Search] = {}
+    # All combinations, or one hyper-parameter after the other, in the order of `search`.
+    search_by: ClassVar[Literal["grid", "coordinates"]] = "grid"
 
     @abstractmethod
     def fit(self, task: Task) -> Solution:
