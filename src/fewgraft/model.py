@@ -65,7 +65,7 @@ class ModelCard(BaseModel):
     # Pictures that each class was learnt from; empty: not known.
     examples: tuple[Annotated[int, Field(ge=0)], ...] = ()
     unknown: Unknown | None = None
-    lessons: tuple[str, ...] = ()  # what was learnt after training, one line a time
+    lessons: tuple[str, ...] = ()  # what was learnt after training, one line per lesson
     stage: str = "untrained"  # pre-trained, algorithm-1, algorithm-2, learnt
     data: str = ""  # name and content hash of what it was trained on
     recipe: dict[str, Any] = {}

@@ -292,7 +292,7 @@ def title_of(method: str) -> str:
 
 
 def _named_lines(chosen: ChosenRows, setting: str) -> list[_Line]:
-    """A line a method, with its backbone."""
+    """One line per method, with its backbone."""
     lines = []
     for method in chosen.methods(setting):
         entries = chosen.by_shots(method, setting)

@@ -11,7 +11,7 @@ COLUMNS = ("step", "acc_1", "delta_1", "acc_5", "delta_5", "b_b", "score")
 
 
 def summary(metrics: dict[str, dict[str, Any]]) -> str:
-    """One line a stage: the step that was kept, because its score was the best, and its figures."""
+    """One line per stage: the step that was kept for its score, and its figures."""
     names = [name for name in COLUMNS if any(f"val_{name}" in row for row in metrics.values())]
     lines = ["stage         " + "".join(f"{name:>9}" for name in names)]
     for stage, row in metrics.items():

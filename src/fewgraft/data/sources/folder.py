@@ -1,4 +1,4 @@
-"""Any tree with one folder a class.
+"""Any tree with one folder per class.
 
 Without a split file the classes are divided by a seeded draw. A split file says it exactly:
 TOML lists of classes, or a CSV with the header `class,part` or `picture,part`.
@@ -196,7 +196,7 @@ _SPLIT_HELP = (
 
 KIND = SourceKind(
     name="folder",
-    summary="your own pictures: any tree with one folder a class",
-    layout="a folder with one sub-folder a class and the pictures of it inside (at any depth).",
+    summary="your own pictures: any tree with one folder per class",
+    layout="a folder with one sub-folder per class and the pictures of it inside (at any depth).",
     open=_open,
 )
