@@ -41,9 +41,9 @@ class Adaptation(Method):
     uses_unlabelled = True
     moves_network = True
     search: ClassVar[Search] = {
-        "lr": (3e-4, 1e-3, 3e-3, 1e-2),
-        "w_cls": (0.03, 0.1, 0.3),
-        "w_ctr": (0.03, 0.1, 0.3),
+        "lr": (3e-3, 1e-2, 3e-2),
+        "w_ctr": (0.1, 0.3, 1.0),
+        "w_cls": (0.03, 0.1),
         "tau_dst": (1.0, 2.0),
         "tau_ctr": (0.1, 0.5),
         "steps": (10, 20),
@@ -60,7 +60,7 @@ class Adaptation(Method):
     tau_ctr: float = 0.1  # τ₁
     tau_dst: float = 1.0  # τ₂
     steps: int = 10
-    lr: float = 1e-3
+    lr: float = 1e-2
     momentum: float = 0.9
     batch: int = 64  # B
     views: int = 2  # kept augmented views of each picture
