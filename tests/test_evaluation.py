@@ -354,7 +354,7 @@ def test_what_arrays_cannot_do() -> None:
     data = FeatureSet(**arrays())
     with pytest.raises(FewgraftError, match="moves the network"):
         fewgraft.evaluate("+fixmatch", data, episodes=FEW)
-    with pytest.raises(FewgraftError, match="leave model away"):
+    with pytest.raises(FewgraftError, match="leave model out"):
         fewgraft.evaluate("+pr", data, model="runs/icons")
     with pytest.raises(FewgraftError, match="novel/val has 0 classes"):
         fewgraft.evaluate("+pr", data, split="val")
