@@ -258,6 +258,7 @@ def test_the_wheel_holds_everything_and_works_from_any_folder(run: Run, tmp_path
     command = [sys.executable, "-m", "pip", "wheel", *options, str(source)]
     subprocess.run(command, check=True, capture_output=True)
     (wheel,) = wheels.glob("fewgraft-*.whl")
+    assert wheel.name.startswith(f"fewgraft-{fewgraft.__version__}-")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         archive.extractall(tmp_path / "installed")
