@@ -22,7 +22,7 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## the main job on the embedded data
 	@$(BIN)/fewgraft demo --out build/demo
 
-test: $(READY) lint  ## lint, then the default tests, one process a core with one thread each
+test: $(READY) lint  ## lint, then the default tests, one process per core with one thread each
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n auto --maxprocesses 4 --dist loadfile
 
 slow: $(READY)  ## the minutes-long tests

@@ -4,9 +4,10 @@
 
 The plain way is how it is usually written: for every episode the model is loaded anew, every step
 opens its pictures one after the other, augments them afresh, and runs the whole network; autograd
-carries the gradient through all of it, though only the last block and W_b move. Ours keeps, for
+carries the gradient through all of it, though only the last block and W move. Ours keeps, for
 each picture and view, what enters the last block, and takes the short way through its
-convolutions. Same losses, same steps, same batches; the augmented views differ by their draws.
+convolutions. Same losses (those of `distilled-adaptation`), same steps, same batches; the augmented
+views differ by their draws.
 Prints seconds per episode, the ratio (target 10), and the paired difference of joint accuracy on
 validation episodes.
 """
@@ -27,8 +28,7 @@ from fewgraft.augment import Augmentation, augment
 from fewgraft.bench.runner import Bench, Job
 from fewgraft.data.store import ImageStore
 from fewgraft.episodes import Episodes, EpisodeSettings
-from fewgraft.methods import method_spec
-from fewgraft.methods.adaptation import Adaptation
+from fewgraft.methods.distilled_adaptation import DistilledAdaptation
 from fewgraft.methods.losses import distillation, nt_xent
 from fewgraft.methods.moving import batches
 from fewgraft.metrics import join_scores, paired, score
@@ -36,7 +36,7 @@ from fewgraft.model import CosineModel
 from fewgraft.progress import track
 from fewgraft.prototypes import Refinement, cosine_logits, prototypes, refine
 from fewgraft.split_features import SplitFeatures
-from fewgraft.training.recipe import load_recipe
+from fewgraft.training.recipe import load_recipe, tuned_method
 from fewgraft.zoo import models_folder, stage_model
 
 
@@ -58,7 +58,7 @@ def opened_view(
 
 
 def plain_episode(
-    folder: Path, split: SplitFeatures, episodes: Episodes, e: int, config: Adaptation
+    folder: Path, split: SplitFeatures, episodes: Episodes, e: int, config: DistilledAdaptation
 ) -> Tensor:
     """Logits [1, Q, N_b+N] of one episode, adapted the usual way."""
     store = split.store
@@ -99,7 +99,6 @@ def plain_episode(
     moving = [*model.backbone[-2].parameters(), model.weight, novel]  # type: ignore[index]
     optimiser = torch.optim.SGD(moving, config.lr, config.momentum)
     batch = batches(len(unlabelled), config.batch, e)
-    width = episodes.n_base + (episodes.settings.ways if config.columns == "all" else 0)
     with torch.enable_grad():
         for step in range(config.steps):
             places = batch(step)
@@ -109,12 +108,12 @@ def plain_episode(
                 for _ in range(2)
             )
             weights = torch.cat([model.weight, novel])
-            students = cosine_logits(torch.cat([one, other]), weights, gamma)[:, :width]
+            students = cosine_logits(torch.cat([one, other]), weights, gamma)
             loss = config.w_cls * cross_entropy(
                 cosine_logits(few, weights, gamma), labels + episodes.n_base
             )
             loss = loss + config.w_ctr * nt_xent(one, other, config.tau_ctr)
-            teachers = teacher[places, :width].repeat(2, 1)
+            teachers = teacher[places].repeat(2, 1)
             loss = loss + config.w_dst * distillation(students, teachers, config.tau_dst)
             model.zero_grad()
             optimiser.zero_grad()
@@ -142,13 +141,13 @@ def main() -> None:
     parser.add_argument("--shots", type=int, default=1)
     arguments = parser.parse_args()
     recipe, folder, bench = load_recipe(arguments.recipe), models_folder(arguments.recipe), Bench()
-    method = method_spec("proposed").method.changed(**recipe.hyper("proposed", arguments.shots))
-    assert isinstance(method, Adaptation)
+    method = tuned_method(recipe, "distilled-adaptation", arguments.shots)
+    assert isinstance(method, DistilledAdaptation)
     settings = EpisodeSettings.paper("s2i", arguments.shots, split="val", seed=4)
     job = Job(
         recipe.name,
         recipe.data,
-        "proposed",
+        "distilled-adaptation",
         dataclasses.asdict(method),
         settings,
         arguments.episodes,

@@ -3,10 +3,11 @@
     .venv/bin/python benchmarks/adaptation_search.py RECIPE [--episodes 40] [--only NAME,NAME]
         [--settings s2i,s2i-transductive] [--shots 1,5] [--out FOLDER]
 
-Every variant of the proposed method is held against the same method without adaptation, episode by
-episode. Rows are kept in FOLDER as those of the benchmark are, so that the search can be
-interrupted and widened. Prints a Markdown table: the paired difference of joint accuracy with its
-interval, and that of b/all and n/all.
+Every variant of distilled adaptation is held against the same method without adaptation, episode by
+episode. (`fewgraft bench tune RECIPE --methods proposed` searches the paper's own form.) Rows are
+kept in FOLDER as those of the benchmark are, so that the search can be interrupted and widened.
+Prints a Markdown table: the paired difference of joint accuracy with its interval, and that of
+b/all and n/all.
 """
 
 import argparse

@@ -4,7 +4,7 @@
 
 Made-up features of 640 dimensions, 64 and 200 base classes, 600 episodes of s2i at 1 shot, 10 steps
 of Eqs. 3-4. The loop is what one writes from the equations, without needless work: directions are
-computed once an episode, W_b once altogether. One thread, both in turn, processor seconds.
+computed once per episode, W_b once altogether. One thread, both in turn, processor seconds.
 """
 
 import argparse

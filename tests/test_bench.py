@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from typer.testing import CliRunner
 
 from fewgraft.bench.results import Results
 from fewgraft.bench.runner import Bench, Job, jobs, makes_sense, rerun, run
-from fewgraft.bench.tune import combinations, tune
+from fewgraft.bench.tune import Candidate, combinations, over_coordinates, tune
 from fewgraft.cli import app
 from fewgraft.data.parts import Part
 from fewgraft.data.store import ImageStore
@@ -26,11 +28,14 @@ from fewgraft.episodes import SETTINGS, EpisodeSettings, Pools, sample_episodes
 from fewgraft.errors import FewgraftError
 from fewgraft.feature_bank import FeatureBank, feature_bank
 from fewgraft.methods import method_spec, methods
+from fewgraft.methods.base import Method, NovelWeights, Search, Task
+from fewgraft.methods.soft_k_means import SoftKMeans
+from fewgraft.metrics import Scores
 from fewgraft.model import embed_all, weights_hash
 from fewgraft.network import Network, View, divided
 from fewgraft.prototypes import Refinement, directions
 from fewgraft.split_features import SplitFeatures
-from fewgraft.training.recipe import load_recipe
+from fewgraft.training.recipe import load_recipe, tuned_method
 from fewgraft.zoo import models_folder, shipped_model
 
 FEW = 12
@@ -210,6 +215,17 @@ def test_a_recipes_choices_reach_the_method() -> None:
     recipe = load_recipe("icons", changed)
     assert [recipe.hyper("+pr", k)["steps"] for k in (1, 5)] == [2, 3]
     assert recipe.hash == load_recipe("icons").hash, "training is the same"
+    tuned = tuned_method(recipe, "+pr", 5)
+    assert tuned == method_spec("+pr").method.changed(steps=3)
+    assert tuned_method(recipe, "bd-cspn", 1) == method_spec("bd-cspn").method
+
+
+def test_tuned_methods_of_a_recipe_are_those_that_tables_run() -> None:
+    recipe, folder = load_recipe("icons"), models_folder("icons")
+    for job in jobs(recipe, folder, list(methods()), ["s2i", "semi-fsl"], [1, 5], 10):
+        shots = job.episode_settings.shots
+        assert tuned_method("icons", job.method, shots) == job.configured
+    assert tuned_method("icons", "+pr", 1) != tuned_method("icons", "+pr", 5)
 
 
 # --- tuning ---
@@ -223,11 +239,48 @@ def test_tuning_takes_the_best_on_validation_episodes(bench: Bench) -> None:
     for hyper in combinations(method_spec("soft-k-means").method):
         job = Job("icons", "icons", "soft-k-means", hyper, settings, FEW, folder)
         accuracies[json.dumps(hyper)] = bench.chunk(job, range(FEW)).acc.mean().item()
-    assert accuracies[json.dumps(found.hyper)] == max(accuracies.values())
-    assert found.tried == len(accuracies) == 12
+    assert accuracies[json.dumps(found.best.hyper)] == max(accuracies.values())
+    assert len(found.candidates) == len(accuracies) == 12
     assert found.toml.startswith('[[evaluation]]\nmethod = "soft-k-means"\nshots = 1\nhyper = {')
     with pytest.raises(FewgraftError, match="nothing to search"):
         list(tune(recipe, folder, ["nearest-prototype"], [1], FEW, bench))
+
+
+class Hills(Method):
+    """Two numbers to be found."""
+
+    search: ClassVar[Search] = {"a": (1, 2, 3), "b": (10, 20)}
+    a, b = 2, 10
+
+    def fit(self, task: Task) -> NovelWeights:
+        raise NotImplementedError
+
+
+def test_a_search_by_coordinates_goes_through_them_one_by_one() -> None:
+    tried: list[dict[str, int]] = []
+
+    def attempt(tries: Iterable[dict[str, int]]) -> list[Candidate]:
+        new = list(tries)
+        tried.extend(new)
+        accuracies = [0.5 - 0.1 * abs(t["a"] - 3) + 0.01 * t["b"] for t in new]
+        return [Candidate(t, flat_scores(acc)) for t, acc in zip(new, accuracies, strict=True)]
+
+    best = over_coordinates(Hills(), attempt)
+    assert best.hyper == {"a": 3, "b": 20}
+    assert tried == [{"a": a, "b": 10} for a in (1, 2, 3)] + [{"a": 3, "b": b} for b in (10, 20)]
+
+
+def flat_scores(acc: float) -> Scores:
+    return Scores(**{f.name: torch.full((2,), acc) for f in dataclasses.fields(Scores)})
+
+
+def test_no_choice_is_tried_twice(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SoftKMeans, "search_by", "coordinates")
+    recipe = load_recipe("icons")
+    (found,) = tune(recipe, models_folder("icons"), ["soft-k-means"], [1], FEW, bench)
+    tried = [json.dumps(candidate.hyper) for candidate in found.candidates]
+    assert len(tried) == len(set(tried)) == 6, "four numbers of steps, then two scales more"
+    assert found.best.accuracy == max(candidate.accuracy for candidate in found.candidates)
 
 
 # --- the command ---

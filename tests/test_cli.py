@@ -1,16 +1,23 @@
 """The command as a person meets it: a real process, its output, its exit code."""
 
+import ast
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from PIL import Image
+
+import fewgraft
+from fewgraft.cli import app, doctor
 
 PROJECT = Path(__file__).resolve().parents[1]
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -44,6 +51,8 @@ COMMANDS = [
     ["data", "list"],
     ["data", "verify"],
     ["data", "show"],
+    ["zoo"],
+    ["zoo", "list"],
 ]
 
 
@@ -54,6 +63,31 @@ def test_every_command_explains_itself(run: Run, command: list[str]) -> None:
     assert "Usage" in result.stdout
     if command not in ([], ["data"]):
         assert "Example" in result.stdout
+
+
+def every_command(group: Any = None, name: str = "fewgraft") -> Iterator[tuple[str, Any]]:
+    """All commands with their full names, from the tree that the program is made of."""
+    group = group or typer.main.get_command(app)
+    for word, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from every_command(command, f"{name} {word}")
+        else:
+            yield f"{name} {word}", command
+
+
+ALL_COMMANDS = dict(every_command())
+
+
+@pytest.mark.parametrize("name", ALL_COMMANDS)
+def test_help_is_made_of_sentences_and_examples(name: str) -> None:
+    command = ALL_COMMANDS[name]
+    first, *_ = command.help.splitlines()
+    assert re.fullmatch(r"[A-Z].*\.", first)
+    assert re.search(rf"Examples?:\s[^$]*{name}\b", command.help)
+    for parameter in command.params:
+        if not getattr(parameter, "hidden", False):
+            assert re.fullmatch(r"[A-Z]\w+ .*\.", parameter.help or ""), parameter.name
+            assert len(parameter.help.split()) >= 3, parameter.name
 
 
 def test_help_needs_no_torch() -> None:
@@ -71,12 +105,50 @@ def test_version(run: Run) -> None:
     assert re.fullmatch(r"fewgraft \d+\.\d+\.\d+\n", run("--version").stdout)
 
 
+def test_the_version_stands_in_one_place() -> None:
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())
+    assert project["project"]["dynamic"] == ["version"]
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "fewgraft.__version__"}
+    assert f"\nversion: {fewgraft.__version__}\n" in (PROJECT / "CITATION.cff").read_text()
+    newest = re.search(r"^## (\S+)", (PROJECT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest is not None
+    assert newest[1] == fewgraft.__version__
+
+
 def test_doctor_tells_what_is_there_and_what_is_missing(run: Run) -> None:
     result = run("doctor")
     assert result.returncode == 0, result.stderr
-    for word in ("python", "torch", "threads", "GiB free", "icons", "pytest"):
+    for word in ("python", "torch", "threads", "GiB free", "icons"):
         assert word in result.stdout
     assert "missing; fewgraft data add cifar-fs --from PATH" in result.stdout
+    shown = result.stdout.partition("Extras")[2].partition("Data")[0].splitlines()
+    assert [line.split()[0] for line in shown if line.strip()] == doctor.extras()
+
+
+def test_doctor_knows_every_extra_and_what_it_brings() -> None:
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())
+    assert set(doctor.PURPOSES) == set(project["project"]["optional-dependencies"])
+    assert doctor.packages("hf") == ["transformers"]
+    assert {"pytest", "transformers", "fastapi"} <= set(doctor.packages("dev"))
+
+
+def test_an_extra_that_is_missing_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "_installed", lambda package: package != "uvicorn")
+    doctor.doctor()
+    shown = capsys.readouterr().out
+    assert "missing uvicorn; pip install 'fewgraft[serve]'" in shown
+    assert "backbones of Hugging Face: there" in shown
+
+
+def test_the_zoo_says_where_its_models_are(run: Run) -> None:
+    result = run("zoo", "list")
+    assert result.returncode == 0, result.stderr
+    assert re.search(
+        r"icons +pre-trained, algorithm-1, algorithm-2: .*in the package", result.stdout
+    )
+    assert "fewgraft train mini-imagenet" in result.stdout
 
 
 def test_the_whole_way_of_a_folder(run: Run, make_tree: Callable[..., Path]) -> None:
@@ -186,6 +258,7 @@ def test_the_wheel_holds_everything_and_works_from_any_folder(run: Run, tmp_path
     command = [sys.executable, "-m", "pip", "wheel", *options, str(source)]
     subprocess.run(command, check=True, capture_output=True)
     (wheel,) = wheels.glob("fewgraft-*.whl")
+    assert wheel.name.startswith(f"fewgraft-{fewgraft.__version__}-")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         archive.extractall(tmp_path / "installed")
@@ -206,6 +279,26 @@ def test_the_wheel_holds_everything_and_works_from_any_folder(run: Run, tmp_path
     assert result.returncode == 0, result.stderr
     assert str(tmp_path / "installed") in result.stdout
     assert "as it should be" in result.stdout
+
+
+def test_messages_name_no_folder_of_the_source_tree() -> None:
+    """Someone with the installed package has no docs/, tools/ or benchmarks/ to look into."""
+    package = PROJECT / "src" / "fewgraft"
+    named = [
+        f"{path.relative_to(package)}: {text}"
+        for path in sorted(package.rglob("*.py"))
+        for text in _messages(path)
+        if re.search(r"\b(docs|tools|benchmarks|examples|campaign|tests|src)/", text)
+    ]
+    assert named == []
+
+
+def _messages(path: Path) -> Iterator[str]:
+    """The texts of a module that are not docstrings."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        for child in ast.iter_child_nodes(node):
+            if not isinstance(node, ast.Expr) and isinstance(child, ast.Constant):
+                yield str(child.value)
 
 
 def _without_editable(script: str) -> str:

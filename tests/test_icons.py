@@ -4,7 +4,9 @@ import csv
 import io
 import json
 import lzma
+import re
 from collections import Counter, defaultdict
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -119,3 +121,22 @@ def test_the_card_and_the_files_agree(icons: ImageStore) -> None:
     for part in PARTS:
         assert about["pictures_by_part"][part] == len(icons.indices(part))
         assert about["classes"][part] == len(icons.by_class(part))
+
+
+def test_the_card_names_only_what_exists(icons: ImageStore) -> None:
+    card = (Path(__file__).resolve().parents[1] / "docs" / "icons.md").read_text()
+    text, classes = card.split("## Classes")
+    listed = re.findall(r"`([^`]+)`", classes)
+    assert sorted(listed) == sorted(icons.classes)
+    # Words in the names of icons, which the curation unites or removes.
+    words = {"add", "plus", "mail", "email", "gear", "settings", "bell-24", "bell-outline"}
+    named = set(re.findall(r"`([a-z]+(?:-[a-z0-9]+)*)`", text))
+    assert named - set(listed) == words
+    counted = re.findall(r"\| `(\w+/\w+)` \| (\d+) \| ([\d,]+) \|", text)
+    assert [part for part, *_ in counted] == list(PARTS)
+    for part, count, pictures in counted:
+        own = icons.parts == PARTS.index(Part(part))
+        assert len(set(icons.labels[own])) == int(count), part
+        assert own.sum() == int(pictures.replace(",", "")), part
+    for name in re.findall(r"`(icons[\w.-]*\.\w+)`", text):
+        assert (EMBEDDED / name).exists(), name

@@ -1,6 +1,7 @@
 """One contract for every method in the registry."""
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from functools import cache
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from fewgraft.errors import FewgraftError
 from fewgraft.methods import method_spec, methods
+from fewgraft.methods.adaptation import Adaptation
 from fewgraft.methods.base import Method, Queries, Task, TaskPictures
 from fewgraft.methods.label_propagation import (
     LabelPropagation,
@@ -23,6 +25,7 @@ from fewgraft.methods.soft_k_means import MaskedSoftKMeans, SoftKMeans
 from fewgraft.model import CosineModel, new_model
 from fewgraft.network import Network
 from fewgraft.prototypes import cosine_logits
+from fewgraft.training.recipe import load_recipe
 
 pytestmark = pytest.mark.numerical
 
@@ -299,6 +302,7 @@ def test_the_registry_names_the_papers_methods() -> None:
         "+fixmatch",
         "proposed-without-adaptation",
         "proposed",
+        "distilled-adaptation",
         "soft-k-means",
         "masked-soft-k-means",
     } <= set(methods())
@@ -314,6 +318,39 @@ def test_what_may_be_searched_exists(name: str) -> None:
     for key, values in method.search.items():
         for value in values:
             assert getattr(method.changed(**{key: value}), key) == value
+
+
+@pytest.mark.parametrize("name", [name for name, spec in methods().items() if spec.method.search])
+def test_a_search_chooses_how_strong_and_not_whether(name: str) -> None:
+    """Neither a switch nor a 0, and no value at which the method answers as if there were no U."""
+    spec, p = (
+        method_spec(name),
+        problem(shots=(1, 2, 2), n_base=BASE if method_spec(name).joint else 0),
+    )
+    inductive = answer(NearestPrototype(), p)
+    for key, values in spec.method.search.items():
+        for value in values:
+            assert not isinstance(value, bool), f"{key} is a switch"
+            assert value != 0, f"{key} = 0 turns a part of it off"
+            if key not in ("steps", "batch"):  # `quick` has cut those
+                assert not torch.equal(answer(quick(name).changed(**{key: value}), p), inductive)
+
+
+@pytest.mark.parametrize("name", [name for name, spec in methods().items() if spec.method.search])
+def test_a_search_by_coordinates_begins_inside(name: str) -> None:
+    method = method_spec(name).method
+    if method.search_by == "coordinates":
+        assert all(getattr(method, key) in values for key, values in method.search.items())
+
+
+@pytest.mark.parametrize("recipe", ["icons", "cifar-fs"])
+def test_recipes_leave_no_part_of_a_published_method_off(recipe: str) -> None:
+    """Whatever a recipe sets is one of the values that its method searches, and none is off."""
+    for chosen in load_recipe(recipe).evaluation:
+        search = method_spec(chosen.method).method.search
+        for key in chosen.hyper.keys() & search.keys():
+            assert chosen.hyper[key] in search[key], f"{chosen.method}: {key}"
+        assert chosen.hyper.get("shift", True), chosen.method
 
 
 # --- single methods ---
@@ -383,7 +420,7 @@ def test_the_mask_keeps_far_pictures_out() -> None:
 def test_methods_that_move_the_network_say_what_they_need() -> None:
     p = problem()
     blind = dataclasses.replace(p.task, pictures=None)
-    for name in ("proposed", "+fixmatch"):
+    for name in (*ADAPTATIONS, "+fixmatch"):
         with pytest.raises(FewgraftError, match="needs the model"):
             method_spec(name).method.fit(blind)
     solution = quick("proposed").fit(p.task)
@@ -391,17 +428,88 @@ def test_methods_that_move_the_network_say_what_they_need() -> None:
         solution.logits(dataclasses.replace(p.queries, pictures=None))
 
 
-def test_adaptation_without_a_rate_is_refinement() -> None:
+ADAPTATIONS = ("proposed", "distilled-adaptation")
+
+
+@pytest.mark.parametrize("name", ADAPTATIONS)
+def test_adaptation_without_a_rate_is_refinement(name: str) -> None:
     p = problem(shots=(2, 2, 2))
-    still = quick("proposed").changed(lr=0.0, momentum=0.0)
+    still = quick(name).changed(lr=0.0, momentum=0.0)
     close(answer(still, p), answer(method_spec("proposed-without-adaptation").method, p))
-    assert not torch.allclose(answer(quick("proposed").changed(lr=0.1), p), answer(still, p))
+    assert not torch.allclose(answer(quick(name).changed(lr=0.1), p), answer(still, p))
+
+
+@pytest.mark.parametrize("weight", ["w_cls", "w_ctr", "w_dst"])
+@pytest.mark.parametrize("value", [0.0, -1.0])
+def test_the_proposed_method_has_all_three_losses(weight: str, value: float) -> None:
+    with pytest.raises(FewgraftError, match=f"'{weight}' must be above 0"):
+        Adaptation(**{weight: value})  # type: ignore[arg-type]
+    with pytest.raises(FewgraftError, match=f"'{weight}' must be above 0"):
+        method_spec("proposed").method.changed(**{weight: value})
+
+
+def test_the_proposed_loss_against_the_papers_sums() -> None:
+    """One step of descent on Eqs. 5–7, written out picture by picture."""
+    p = problem(shots=(2, 2, 2))
+    assert p.task.pictures is not None
+    network, labels = p.task.pictures.network, p.task.labels[0]
+    method = Adaptation(w_cls=0.3, w_ctr=0.7, w_dst=1.1, tau_ctr=0.4, tau_dst=1.7, batch=5)
+    places, gamma = torch.tensor([3, 0, 8]), p.task.gamma
+    novel = torch.randn(WAYS, p.task.support.shape[-1], generator=torch.Generator().manual_seed(0))
+    adapted = method._start(p.task, novel)
+    with torch.no_grad():  # somewhere else than at the start
+        adapted.base.mul_(torch.linspace(0.5, 2.0, adapted.base.numel()).view_as(adapted.base))
+    found = method._loss(p.task, 0, adapted, method._teacher(p.task, 0), places, 0)
+    chosen = p.task.pictures.unlabelled[0][places]
+    views = [
+        network.head_features(network.trunk_activations(chosen, network.weak_view(v))).detach()
+        for v in range(2)
+    ]
+
+    def cos(a: Tensor, b: Tensor) -> float:
+        return float(a @ b / (a.norm() * b.norm()))
+
+    all_views = [*views[0], *views[1]]
+    contrast = 0.0
+    for i, anchor in enumerate(all_views):
+        others = [k for k in range(6) if k != i]
+        total = sum(math.exp(cos(anchor, all_views[k]) / 0.4) for k in others)
+        contrast -= math.log(math.exp(cos(anchor, all_views[(i + 3) % 6]) / 0.4) / total) / 6
+
+    def softened(feature: Tensor, weights: Tensor) -> list[float]:
+        powers = [math.exp(gamma * cos(feature, w) / 1.7) for w in weights]
+        return [power / sum(powers) for power in powers]
+
+    distilled = 0.0
+    for feature in all_views:  # the network has not moved yet, W_b has
+        was, now = softened(feature, p.task.weights), softened(feature, adapted.base.detach())
+        distilled -= sum(z * math.log(y) for z, y in zip(was, now, strict=True)) / 6
+    support = network.head_features(network.trunk_activations(p.task.pictures.support[0])).detach()
+    weights, classified = torch.cat([adapted.base.detach(), novel]), 0.0
+    for feature, label in zip(support, labels.tolist(), strict=True):
+        powers = [math.exp(gamma * cos(feature, w)) for w in weights]
+        classified -= math.log(powers[BASE + label] / sum(powers)) / len(labels)
+    expected = 0.3 * classified + 0.7 * contrast + 1.1 * distilled
+    assert found.item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_proposed_method_moves_the_last_block_and_the_base_weights() -> None:
+    p = problem(shots=(2, 2, 2))
+    method = quick("proposed").changed(lr=0.1)
+    assert isinstance(method, Adaptation)
+    start = method._start(p.task, torch.ones(WAYS, p.task.support.shape[-1]))
+    assert all(tensor.requires_grad for tensor in (*start.parameters.values(), start.base))
+    assert not start.novel.requires_grad
+    [found, *_] = method.fit(p.task).episodes
+    assert not torch.allclose(found.base, p.task.weights)
+    logits = answer(method, p)
+    assert not torch.allclose(logits[..., :BASE], p.queries.base_logits), "what moved answers"
 
 
 def test_adaptation_all_the_way_back_is_refinement() -> None:
     p = problem(shots=(2, 2, 2))
     plain = answer(method_spec("proposed-without-adaptation").method, p)
-    moved = quick("proposed").changed(lr=0.1)
+    moved = quick("distilled-adaptation").changed(lr=0.1)
     close(answer(moved.changed(start_share=1.0), p), plain)
     half, whole = (answer(moved.changed(start_share=share), p) for share in (0.5, 0.0))
     assert 0 < (half - plain).norm() < (whole - plain).norm()
@@ -409,18 +517,18 @@ def test_adaptation_all_the_way_back_is_refinement() -> None:
 
 def test_kept_base_classes_are_scored_as_if_nothing_had_moved() -> None:
     p = problem(shots=(2, 2, 2))
-    moved = quick("proposed").changed(lr=0.1)
+    moved = quick("distilled-adaptation").changed(lr=0.1)
     logits = answer(moved.changed(base="kept"), p)
     n_base = p.queries.base_logits.shape[-1]
     assert torch.equal(logits[..., :n_base], p.queries.base_logits)
     assert not torch.allclose(answer(moved, p)[..., :n_base], p.queries.base_logits)
-    still = quick("proposed").changed(lr=0.0, momentum=0.0, base="kept")
+    still = quick("distilled-adaptation").changed(lr=0.0, momentum=0.0, base="kept")
     close(answer(still, p), answer(method_spec("proposed-without-adaptation").method, p))
 
 
 def test_a_teacher_that_holds_novel_classes_back_lowers_their_scores() -> None:
     p = problem(shots=(2, 2, 2))
-    moved = quick("proposed").changed(lr=0.02, base="kept")
+    moved = quick("distilled-adaptation").changed(lr=0.02, base="kept")
     n_base = p.queries.base_logits.shape[-1]
     free, held = (answer(moved.changed(teacher_bias=bias), p) for bias in (0.0, -3.0))
     assert held[..., n_base:].mean() < free[..., n_base:].mean()

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from selenium.webdriver import Chrome
 
 FEW = 10
-SECTIONS = ("tables", "figure-0", "figure-1", "confusion", "classes", "pile", "origin")
+SECTIONS = ("tables", "figure-0", "figure-1", "confusion", "classes", "unlabelled", "origin")
 
 
 pytestmark = pytest.mark.usefixtures("_shared_home")

@@ -19,10 +19,16 @@ from typer.testing import CliRunner
 from fewgraft.bench.comparison import compare, comparison_table
 from fewgraft.bench.results import Results, Row, row_id
 from fewgraft.bench.runner import Bench, jobs, run
-from fewgraft.bench.table_formats import FORMATS, latex, markdown, terminal
+from fewgraft.bench.table_formats import (
+    FORMATS,
+    footnoted,
+    latex,
+    markdown,
+    terminal,
+    without_constants,
+)
 from fewgraft.bench.tables import (
     LAYOUTS,
-    NAMES,
     Cell,
     Choice,
     Column,
@@ -31,11 +37,11 @@ from fewgraft.bench.tables import (
     Table,
     build,
 )
-from fewgraft.cli import bench_tables
+from fewgraft.cli import app, bench_tables
 from fewgraft.episodes import SETTINGS, EpisodeSettings
 from fewgraft.errors import FewgraftError
 from fewgraft.methods import methods
-from fewgraft.metrics import METRICS, Scores, summarise
+from fewgraft.metrics import METRICS, NAMES, Scores, summarise
 from fewgraft.training.recipe import load_recipe
 from fewgraft.zoo import models_folder
 
@@ -65,12 +71,13 @@ def add(results: Results) -> Add:
         weights: str = "w",
         data: str = "icons",
         content: str = "c",
+        hyper: dict[str, Any] | None = None,
         **changes: Any,
     ) -> Row:
         settings = EpisodeSettings.paper(setting, shots, seed=seed, split=split, **changes)
         spec = methods().get(method)
         episodes = len(scores.acc)
-        identity = [method, settings.hash, episodes, weights, content]
+        identity = [method, settings.hash, episodes, weights, content, hyper]
         row = Row(
             id=row_id({"identity": identity}),
             recipe="icons",
@@ -80,7 +87,7 @@ def add(results: Results) -> Add:
             shots=shots,
             episodes=episodes,
             split=split,
-            hyper={},
+            hyper=hyper or {},
             stage=spec.stage if spec else "algorithm-1",
             models="zoo",
             weights=weights + (spec.stage if spec else ""),
@@ -294,6 +301,10 @@ def test_ablation_adds_one_component_a_row(add: Add, results: Results) -> None:
     assert [cell.text for cell in cells] == ["70.00 ± 0.00", "72.00 ± 0.00", "–", "76.00 ± 0.00"]
     assert [cell.bold for cell in cells] == [False, False, False, True]
     assert [c.name for c in table.columns[4:]] == ["Acc", "Δ", "n/n"]
+    add("distilled-adaptation", flat(77))
+    *_, papers, ours = build(results, "ablation").sections[0].rows
+    assert ours[0].text == "Proposed, distilled adaptation (ours)"
+    assert [cell.text for cell in ours[1:4]] == [cell.text for cell in papers[1:4]]
 
 
 def test_details_of_a_setting(add: Add, results: Results) -> None:
@@ -321,6 +332,7 @@ def test_notes_say_what_the_numbers_are(add: Add, results: Results) -> None:
     note = build(results).note
     assert note.startswith("icons, 7 val episodes, seed 3; ± 95 % interval over episodes; bold: ")
     assert "caution" not in note
+    assert note.endswith("; tuned hyper-parameters: recipe icons.")
     add("+graph", flat(70, episodes=7), split="val", seed=3, weights="other")
     assert "caution: 2 different models are called algorithm-1" in build(results).note
 
@@ -438,6 +450,64 @@ def test_a_terminal_shows_bold_as_a_star_and_keeps_digits_in_line() -> None:
     assert "\x1b[1m70.00 ± 1.00\x1b[0m" in styled.file.getvalue()  # type: ignore[attr-defined]
 
 
+# ----------------------------------------------------------------------------- hyper-parameters
+
+
+@pytest.fixture
+def tuned(add: Add, results: Results) -> Results:
+    """One method with other hyper-parameters in one setting than in another, one without any."""
+    add("+pr", flat(70), hyper={"steps": 3, "alpha": 0.5})
+    add("+pr", flat(71), shots=5, hyper={"steps": 1, "alpha": 1.0})
+    add("+pr", flat(72), "s2i-transductive", hyper={"steps": 4, "alpha": 0.5})
+    add("+pr", flat(73), "s2i-transductive", shots=5, hyper={"steps": 1, "alpha": 1.0})
+    add("+fixmatch", flat(60), hyper={"kind": "a_b", "lr": 3e-05})
+    add("meta-inc-baseline", flat(50), "incremental")
+    return results
+
+
+HYPER = (
+    "Meta-Inc-Baseline, 108+5-way 1-shot: none.",
+    "Meta-Inc-Baseline + PR, 108+5-way 1-shot (S²I-FSL (transductive)): steps = 4, alpha = 0.5.",
+    "Meta-Inc-Baseline + PR, 108+5-way 5-shot: steps = 1, alpha = 1.0.",
+    "Meta-Inc-Baseline + FixMatch, 108+5-way 1-shot: kind = a_b, lr = 3e-05.",
+    "Meta-Inc-Baseline + PR, 108+5-way 1-shot (S²I-FSL (semi-supervised)): steps = 3, alpha = 0.5.",
+)
+
+
+def test_hyper_parameters_stand_under_a_table(tuned: Results) -> None:
+    silent, table = build(tuned), build(tuned, choice=Choice(hyper=True))
+    narrow, said = footnoted(table)
+    assert narrow == silent
+    assert sorted(said) == sorted(HYPER)
+    assert footnoted(silent) == (silent, [])
+    assert all(line in printed(table) for line in HYPER)
+    assert not any(line in printed(silent) for line in HYPER)
+
+
+def test_hyper_parameters_in_every_format(tuned: Results) -> None:
+    table = build(tuned, choice=Choice(hyper=True))
+    listed = markdown(table).replace("\n  ", " ").splitlines()
+    assert r"- Meta-Inc-Baseline + FixMatch, 108+5-way 1-shot: kind = a\_b, lr = 3e-05." in listed
+    assert max(map(len, markdown(table).split("\n\n")[-1].splitlines())) <= 100
+    assert r"108+5-way 1-shot: kind = a\_b, lr = 3e-05.}" in latex(table)
+    header, *rows = csv.reader(io.StringIO(FORMATS["csv"](table)))
+    place = header.index("108+5-way 1-shot hyper-parameters")
+    found = {(row[0], row[1]): row[place] for row in rows}
+    assert found["S²I-FSL (semi-supervised)", "Meta-Inc-Baseline + PR"] == "steps = 3, alpha = 0.5"
+    assert found["S²I-FSL (transductive)", "Meta-Inc-Baseline + PR"] == "steps = 4, alpha = 0.5"
+    assert found["S²I-FSL (transductive)", "Meta-Inc-Baseline + FixMatch"] == "–"
+
+
+@pytest.mark.parametrize("layout", ["main", "detail", "ablation"])
+def test_the_command_prints_hyper_parameters(tuned: Results, layout: str) -> None:
+    words = ["bench", "table", str(tuned.folder), "--layout", layout, "--format", "markdown"]
+    said = "Meta-Inc-Baseline + PR, 108+5-way 5-shot: steps = 1, alpha = 1.0."
+    for extra, there in ((["--hyper"], True), ([], False)):
+        found = CliRunner().invoke(app, [*words, *extra])
+        assert found.exit_code == 0, found.output
+        assert (said in found.output.replace("\n  ", " ")) is there
+
+
 # ------------------------------------------------------------------------------------ a real run
 
 RUN = ("meta-inc-baseline", "+graph", "+pr", "proposed-without-adaptation")
@@ -519,7 +589,10 @@ def test_every_format_has_every_number_in_a_sound_frame(real: Results, layout: s
     assert tex.count("{") == tex.count("}")
     assert tex.count("$") % 2 == 0
     grid = [line for line in md.splitlines() if line.startswith("|")]
-    assert {line.count("|") for line in grid} == {width + 1}
+    narrow, said = without_constants(table)  # a column that says one thing is said in the note
+    assert {line.count("|") for line in grid} == {len(narrow.columns) + 1}
+    assert all(words in md.replace("\n", " ") for words in said)
+    assert max(len(line) for line in md.splitlines() if line not in grid) <= 100
 
 
 # --------------------------------------------------------------------------------------- compare

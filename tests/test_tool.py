@@ -31,7 +31,7 @@ from fewgraft.data.parts import Part
 from fewgraft.data.pictures import read_picture
 from fewgraft.data.store import ImageStore
 from fewgraft.errors import FewgraftError
-from fewgraft.methods.adaptation import Adaptation
+from fewgraft.methods.distilled_adaptation import DistilledAdaptation
 from fewgraft.model import CosineModel, ModelCard, load_model
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -391,7 +391,9 @@ def test_a_network_that_moves(photos: Path, model: CosineModel) -> None:
     unlabelled = sorted((photos / "pile").iterdir())
     check = {p.name: sorted(p.iterdir()) for p in (photos / "old val").iterdir()}
     start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    outcome = learn_adapted(model, new, unlabelled, check, config=Adaptation(steps=2), keep=False)
+    outcome = learn_adapted(
+        model, new, unlabelled, check, config=DistilledAdaptation(steps=2), keep=False
+    )
     moved = [
         name
         for name, tensor in outcome.model.backbone.state_dict().items()

@@ -516,7 +516,7 @@ def test_a_run_ends_with_a_table_and_curves(
 
 
 def small_mini(folder: Path) -> None:
-    """The five pickles of mini-ImageNet with a few pictures a class."""
+    """The five pickles of mini-ImageNet with a few pictures per class."""
     lists = published_classes("mini-imagenet")
     counts = {
         "train_phase_train": (Part.BASE_TRAIN, 5),
@@ -537,7 +537,7 @@ def small_mini(folder: Path) -> None:
 
 
 def small_tiered(folder: Path) -> None:
-    """Class folders of tiered-ImageNet: a few classes of each part, a few pictures a class."""
+    """Class folders of tiered-ImageNet: a few classes of each part, a few pictures per class."""
     by_part: dict[str, dict[Part, list[str]]] = {}
     for name, part in tiered_base_pictures().items():
         by_part.setdefault(name.split("_")[0], {}).setdefault(part, []).append(name)

@@ -6,13 +6,14 @@ import pytest
 import torch
 from conftest import CIFAR, needs_cifar
 
+from fewgraft import zoo
 from fewgraft.data.catalogue import add_data
 from fewgraft.data.store import ImageStore
 from fewgraft.errors import FewgraftError
 from fewgraft.methods.prototype_refinement import PrototypeRefinement
 from fewgraft.metrics import paired
 from fewgraft.split_features import SplitFeatures
-from fewgraft.zoo import CHECKOUT_ZOO, ZOO, shipped_model, stage_model
+from fewgraft.zoo import CHECKOUT_ZOO, IN_SOURCE_TREE, ZOO, shipped_model, stage_model
 
 REFINED = PrototypeRefinement(steps=5)
 STAGES = ("pre-trained", "algorithm-1", "algorithm-2")
@@ -53,6 +54,23 @@ def test_a_model_that_does_not_ship_or_does_not_fit(icons: ImageStore) -> None:
     model.card = model.card.model_copy(update={"classes": ("a", "b")})
     with pytest.raises(FewgraftError, match="other base classes"):
         SplitFeatures(model, icons)
+
+
+def test_the_models_beside_the_package_are_those_that_messages_name() -> None:
+    assert tuple(path.name for path in sorted(CHECKOUT_ZOO.iterdir())) == IN_SOURCE_TREE
+
+
+def test_without_a_source_tree_it_is_said_where_models_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(zoo, "CHECKOUT_ZOO", tmp_path / "nowhere")
+    with pytest.raises(FewgraftError, match="SOURCE/zoo/cifar-fs") as error:
+        zoo.models_folder("cifar-fs")
+    assert "fewgraft train cifar-fs" in error.value.hint
+    assert "nowhere" not in str(error.value)
+    with pytest.raises(FewgraftError, match="fewgraft train mini-imagenet") as error:
+        zoo.models_folder("mini-imagenet")
+    assert "zoo" not in error.value.hint
 
 
 # --- CIFAR-FS, beside the package ---

@@ -14,7 +14,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path, help="folder of `fewgraft train`")
-    parser.add_argument("out", type=Path, help="folder of the copies, one a stage")
+    parser.add_argument("out", type=Path, help="folder of the copies, one per stage")
     arguments = parser.parse_args()
     for stage in STAGES:
         save_model(load_model(arguments.run / stage), arguments.out / stage, half=True)

@@ -52,18 +52,40 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class EpisodeSettings:
-    """All that determines the episodes of a pool; `paper` fills in the paper's numbers."""
+    """All that determines the episodes of a pool; `paper` fills in the paper's numbers.
+
+    Args:
+        setting: "s2i", "s2i-transductive", "incremental", "semi-fsl", "transductive-fsl" or "fsl".
+        split: "test", "val" or "train": which base and novel parts are drawn from.
+        ways: Novel classes per episode (N).
+        shots: Support pictures per novel class (K).
+        queries: Query pictures per novel class.
+        base_queries: Query pictures of base classes, all classes together.
+        unlabelled: |U| without distractors.
+        novel_share: Share of U that shows novel classes.
+        distractors: Classes in U that are neither base nor novel in this episode.
+        distractor_pictures: Pictures of each of them, on top of `unlabelled`.
+        seed: Names the sequence of episodes.
+
+    Raises:
+        FewgraftError: No episode can satisfy these settings.
+
+    Example:
+        >>> settings = fewgraft.EpisodeSettings.paper("s2i", shots=5, ways=10)
+        >>> settings.novel_unlabelled, settings.base_unlabelled
+        (500, 500)
+    """
 
     setting: str = "s2i"
-    split: str = "test"  # test, val or train: which base and novel parts are drawn from
+    split: str = "test"
     ways: int = 5
     shots: int = 1
-    queries: int = 15  # of each novel class
+    queries: int = 15
     base_queries: int = 75
-    unlabelled: int = 300  # |U| without distractors
-    novel_share: float = 0.5  # of U
-    distractors: int = 0  # classes in U that are neither base nor novel in this episode
-    distractor_pictures: int = 30  # of each of them, on top of `unlabelled`
+    unlabelled: int = 300
+    novel_share: float = 0.5
+    distractors: int = 0
+    distractor_pictures: int = 30
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -99,8 +121,16 @@ class EpisodeSettings:
     def paper(cls, setting: str = "s2i", shots: int = 1, **changes: Any) -> Self:
         """The paper's numbers for a setting, with `changes`.
 
-        U holds 30 pictures a novel class at 1 shot and 50 at more, and in S²I-FSL as many base
+        U holds 30 pictures per novel class at 1 shot and 50 at more, and in S²I-FSL as many base
         pictures. What a setting does not have is 0.
+
+        Args:
+            setting: Name of a setting.
+            shots: Support pictures per novel class.
+            changes: Any other arguments of `EpisodeSettings`.
+
+        Returns:
+            The settings.
         """
         if setting not in SETTINGS:
             raise FewgraftError(f"there is no setting '{setting}'", nearest(setting, SETTINGS))

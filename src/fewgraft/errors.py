@@ -10,6 +10,17 @@ class FewgraftError(Exception):
     """Something the user can mend: what is wrong and, where there is one, what to do.
 
     The command line prints it without a traceback and exits with code 2.
+
+    Attributes:
+        problem: What is wrong.
+        hint: What to do; may be empty.
+
+    Example:
+        >>> try:
+        ...     fewgraft.open_data("icon")
+        ... except fewgraft.FewgraftError as error:
+        ...     print(error.hint)
+        Did you mean 'icons'?
     """
 
     def __init__(self, problem: str, hint: str = "") -> None:

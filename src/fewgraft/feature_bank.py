@@ -6,7 +6,7 @@ whatever changes has another name, so that a stale bank is never used.
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -34,12 +34,16 @@ class FeatureBank:
     """Directions [m, d] of some pictures of a data set, and where each picture's row is."""
 
     features: Tensor
-    row: Tensor  # [n] picture → row; −1 where it has none
+    row: Tensor  # [n] picture → row, on the CPU; −1 where it has none
 
     @classmethod
     def of(cls, features: Tensor, pictures: Tensor, total: int) -> Self:
         """From features [m, d], of any length, of pictures [m] among `total`."""
         return cls(directions(features), _rows(pictures, total))
+
+    def to(self, device: torch.device) -> Self:
+        """The same with its features on a device."""
+        return replace(self, features=self.features.to(device))
 
     def __getitem__(self, pictures: Tensor) -> Tensor:
         """Features [..., d] of pictures [...]."""

@@ -31,7 +31,7 @@ def read_head(
     """Class weights [K, d] in float32 and the K class names.
 
     `path` is FILE, or FILE#tensor.name where more than one tensor has K rows (and `width` columns,
-    if that is given); `names` is a text file with one name a line, or a JSON list. Biases are
+    if that is given); `names` is a text file with one name per line, or a JSON list. Biases are
     dropped.
     """
     file, tensor = _parsed(path)
@@ -59,7 +59,7 @@ def read_head(
 
 
 def read_names(path: Path) -> tuple[str, ...]:
-    """Class names from a text file with one a line, or from a JSON list."""
+    """Class names from a text file with one per line, or from a JSON list."""
     with reading(path, "list of class names", "One a line, or a JSON list."):
         text = read_text(path)
         names = json.loads(text) if path.suffix == ".json" else text.strip("\r\n").splitlines()

@@ -21,6 +21,13 @@ class Scores:
 
     Without base classes (plain few-shot learning) all that concerns them is NaN, and `acc` is
     `n_n`.
+
+    Attributes:
+        acc: Joint accuracy over all queries.
+        b_all: Base queries classified among all classes.
+        n_all: Novel queries classified among all classes.
+        b_b: Base queries classified among base classes.
+        n_n: Novel queries classified among novel classes.
     """
 
     acc: Tensor
@@ -52,6 +59,16 @@ class Scores:
 
 
 METRICS = ("acc", "delta", "b_all", "n_all", "b_b", "n_n", "delta_b", "delta_n", "harmonic")
+# As tables print them.
+NAMES = {
+    "acc": "Acc",
+    "delta": "Δ",
+    "b_all": "b/all",
+    "n_all": "n/all",
+    "b_b": "b/b",
+    "n_n": "n/n",
+    "harmonic": "H",
+}
 
 
 def score(logits: Tensor, labels: Tensor, n_base: int) -> Scores:
@@ -98,7 +115,12 @@ def join_scores(chunks: Iterable[Scores]) -> Scores:
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean over episodes with its 95 % interval mean ± half."""
+    """A mean over episodes with its 95 % interval mean ± half.
+
+    Attributes:
+        mean: As a share from 0 to 1.
+        half: Half the width of the interval.
+    """
 
     mean: float
     half: float
@@ -122,7 +144,14 @@ def interval(values: Tensor) -> Interval:
 
 @dataclass(frozen=True)
 class Paired:
-    """Method A against method B on the same episodes."""
+    """Method A against method B on the same episodes.
+
+    Attributes:
+        difference: A − B.
+        wins: Episodes in which A is above B.
+        ties: Episodes in which both are equal.
+        losses: Episodes in which A is below B.
+    """
 
     difference: Interval
     wins: int

@@ -65,7 +65,7 @@ class ModelCard(BaseModel):
     # Pictures that each class was learnt from; empty: not known.
     examples: tuple[Annotated[int, Field(ge=0)], ...] = ()
     unknown: Unknown | None = None
-    lessons: tuple[str, ...] = ()  # what was learnt after training, one line a time
+    lessons: tuple[str, ...] = ()  # what was learnt after training, one line per lesson
     stage: str = "untrained"  # pre-trained, algorithm-1, algorithm-2, learnt
     data: str = ""  # name and content hash of what it was trained on
     recipe: dict[str, Any] = {}
@@ -220,8 +220,27 @@ def _stored(tensor: Tensor, half: bool) -> Tensor:
     return tensor.half() if half and tensor.is_floating_point() else tensor
 
 
-def load_model(folder: Path, backbone: nn.Module | None = None) -> CosineModel:
-    """Read a model. One that was saved with a backbone of your own needs that `backbone` again."""
+def load_model(folder: str | Path, backbone: nn.Module | None = None) -> CosineModel:
+    """Read a model: f_θ, W_b and γ, with a card that says where it comes from.
+
+    Args:
+        folder: What `fewgraft train`, `base` or `learn` wrote: model.safetensors and model.json.
+        backbone: Your own network, for a model that was saved with one.
+
+    Returns:
+        A `CosineModel` in evaluation mode, on the CPU. Its `embed` takes pictures
+        [n, channels, size, size] to features [n, d]; called, it gives logits [n, N_b].
+
+    Raises:
+        FewgraftError: The files are absent or damaged, or the backbone is missing.
+
+    Example:
+        >>> from fewgraft.zoo import models_folder
+        >>> model = fewgraft.load_model(models_folder("icons") / "algorithm-2")
+        >>> model.card.backbone, model.weight.shape
+        ('resnet12-tiny', torch.Size([108, 128]))
+    """
+    folder = Path(folder)
     card = read_card(folder / "model.json")
     if backbone is None and card.backbone == "custom":
         raise FewgraftError(

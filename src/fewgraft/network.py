@@ -148,7 +148,7 @@ class Network:
     def features(self, pictures: Tensor, parameters: Parameters | None = None) -> Tensor:
         """Directions [..., d] of pictures [...] as they are."""
         if pictures.numel() == 0:
-            return torch.empty(*pictures.shape, self.model.card.width)
+            return self.model.weight.new_empty(*pictures.shape, self.model.card.width)
         seen = [
             self.head_features(self.trunk_activations(pictures.flatten(), v), parameters)
             for v in self._views

@@ -53,14 +53,29 @@ def prototypes(
 
 @dataclass(frozen=True)
 class Refinement:
-    """How Eqs. 3–4 are applied; the defaults are the paper's in training.
+    """How prototypes are refined with U (Eqs. 3–4); the defaults are the paper's in training.
 
-    The rest are ours and off by default: a temperature of the pseudo-labels, and a bias on the
-    novel logits of unlabelled pictures.
+    Args:
+        steps: How often Eqs. 3–4 are applied (n_steps).
+        alpha: How far a prototype moves to its new estimate (α): 1 is all the way.
+        temperature: Of the pseudo-labels; not in the paper, 1 leaves them as they are.
+        novel_bias: On the novel logits of U; not in the paper, 0 leaves them as they are.
+
+    Example:
+        >>> import torch
+        >>> from fewgraft.prototypes import directions, prototypes, refine
+        >>> support = directions(torch.randn(2, 5, 16))
+        >>> unlabelled = directions(torch.randn(2, 30, 16))
+        >>> labels = torch.arange(5).expand(2, 5)  # E = 2 episodes, N = 5 classes, 1 shot
+        >>> novel = prototypes(support, labels, n_classes=5)
+        >>> base_logits = torch.zeros(2, 30, 0)  # no base classes
+        >>> config = fewgraft.Refinement(steps=3, alpha=0.5)
+        >>> refine(novel, support, labels, unlabelled, base_logits, 20.0, config).shape
+        torch.Size([2, 5, 16])
     """
 
-    steps: int = 1  # n_steps
-    alpha: float = 1.0  # α
+    steps: int = 1
+    alpha: float = 1.0
     temperature: float = 1.0
     novel_bias: float = 0.0
 

@@ -37,7 +37,11 @@ def chunks(count: int, settings: EpisodeSettings, method: Method) -> list[range]
 
 
 class EpisodeFeatures:
-    """What episodes gather from: features and base scores once per picture, not per episode."""
+    """What episodes gather from: features and base scores once per picture, not per episode.
+
+    Everything is computed where the features and the weights are; indices of pictures and scores
+    are on the CPU.
+    """
 
     def __init__(
         self,
@@ -81,7 +85,7 @@ class EpisodeFeatures:
         return Task(
             ways=episodes.settings.ways,
             support=self.bank[support],
-            labels=episodes.support_labels[rows] - episodes.n_base,
+            labels=(episodes.support_labels[rows] - episodes.n_base).to(self.weights.device),
             unlabelled=self.bank[unlabelled],
             base_unlabelled=self.base_logits(unlabelled, episodes.n_base),
             weights=self.weights[: episodes.n_base],
@@ -110,7 +114,7 @@ class EpisodeFeatures:
         parts = [some] if some is not None else chunks(len(episodes), episodes.settings, method)
         rows = [slice(part.start, part.stop) for part in parts]
         return join_scores(
-            score(self.logits(method, episodes, r), labels.query_labels[r], episodes.n_base)
+            score(self.logits(method, episodes, r).cpu(), labels.query_labels[r], episodes.n_base)
             for r in rows
         )
 
@@ -130,7 +134,7 @@ class SplitFeatures(EpisodeFeatures):
         self.store = store
         self.split = split
         super().__init__(
-            lambda: feature_bank(model, store, self._pictures(), root),
+            lambda: feature_bank(model, store, self._pictures(), root).to(model.weight.device),
             model.weight.detach(),
             model.gamma.item(),
             lambda: Network(model, store.pictures),
@@ -158,7 +162,7 @@ class SplitFeatures(EpisodeFeatures):
         """Share of the split's base pictures whose class is found among the base classes."""
         pictures = torch.from_numpy(self.store.indices(Part(f"base/{self.split}")))
         labels = torch.from_numpy(self.store.labels)[pictures]
-        answers = self.base_logits(pictures, len(self.weights)).argmax(1)
+        answers = self.base_logits(pictures, len(self.weights)).argmax(1).cpu()
         return (answers == labels).double().mean().item()
 
 

@@ -7,7 +7,8 @@ from fewgraft.errors import FewgraftError, nearest
 from fewgraft.model import CosineModel, load_model
 
 ZOO = Path(str(resources.files("fewgraft") / "zoo_models"))
-CHECKOUT_ZOO = ZOO.parents[2] / "zoo"  # models that are too large for the package
+CHECKOUT_ZOO = ZOO.parents[2] / "zoo"  # where this is a source tree
+IN_SOURCE_TREE = ("cifar-fs",)  # models that are too large for the package
 
 
 def shipped_names() -> list[str]:
@@ -16,15 +17,19 @@ def shipped_names() -> list[str]:
 
 
 def models_folder(name: str) -> Path:
-    """Where the trained models of a recipe are: in the package, else in this checkout's zoo."""
-    places = [ZOO / name, CHECKOUT_ZOO / name]
-    for place in places:
+    """Where the trained models of a recipe are: in the package, else in the source tree."""
+    for place in (ZOO / name, CHECKOUT_ZOO / name):
         if place.is_dir():
             return place
-    raise FewgraftError(
-        f"no trained models for '{name}' are at {' or '.join(map(str, places))}",
-        f"Train them (fewgraft train {name}) and pass --models runs/{name}.",
-    )
+    raise FewgraftError(f"the package has no trained models for '{name}'", where_to_get(name))
+
+
+def where_to_get(name: str, option: str = "--models ") -> str:
+    """What to do for models that are not in the package; `option` takes their folder."""
+    train = f"`fewgraft train {name} --out runs/{name}` trains them: pass {option}runs/{name}."
+    if name not in IN_SOURCE_TREE:
+        return train
+    return f"The project's source tree has them: pass {option}SOURCE/zoo/{name}. {train}"
 
 
 def stage_model(folder: Path, stage: str) -> CosineModel:

@@ -38,11 +38,39 @@ Labels = NDArray[Any]
 
 
 class FewgraftClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Classes as directions of features; new ones are joined with `learn`.
+    """A classifier that learns new classes from a few examples; a scikit-learn estimator.
 
-    `backbone` None means that X holds features [n, d]; otherwise X are photos: file names, bytes,
-    arrays of pixels or Pillow images. `unknown` lets `predict` answer "unknown" (labels must be
-    strings then). `keep` remembers features of photos on disk.
+    Classes are directions of features. `fit` learns the base classes, `learn` joins new ones.
+
+    Args:
+        backbone: Name of a backbone, folder of a saved model, or a `CosineModel`; X are then
+            photos: file names, bytes, arrays of pixels or Pillow images. None means that X holds
+            features [n, d].
+        steps: How often prototypes are refined with unlabelled examples.
+        alpha: How far a prototype moves to its new estimate (α).
+        tolerance: Share of base accuracy that `learn` may lose on the check examples.
+        unknown: Whether `predict` may answer "unknown"; labels must be strings then.
+        keep: Whether features of photos are kept on disk.
+
+    Attributes:
+        classes_: Labels that it knows [K].
+        model_: The `CosineModel` behind it.
+        outcome_: What the last `learn` gained and lost.
+
+    Example:
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> centres = 3 * rng.normal(size=(5, 16))
+        >>> names = np.array(["ant", "bee", "cat", "dog", "emu"])
+        >>> y = np.repeat(np.arange(5), 20)
+        >>> X = centres[y] + rng.normal(size=(100, 16))
+        >>> old, new = y < 3, np.isin(np.arange(100), [60, 61, 80, 81])
+        >>> v1 = fewgraft.FewgraftClassifier().fit(X[old], names[y[old]])
+        >>> v2 = v1.learn(X[new], names[y[new]], unlabelled=X)
+        >>> v2.classes_.tolist()
+        ['ant', 'bee', 'cat', 'dog', 'emu']
+        >>> bool((v2.predict(X) == names[y]).mean() > 0.9)
+        True
     """
 
     def __init__(
@@ -63,7 +91,15 @@ class FewgraftClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.keep = keep
 
     def fit(self, X: Any, y: ArrayLike) -> Self:  # noqa: N803
-        """Learn the base classes."""
+        """Learn the base classes.
+
+        Args:
+            X: Photos, or features [n, d].
+            y: Labels [n].
+
+        Returns:
+            The estimator itself.
+        """
         if self.backbone is None:
             X, y = validate_data(self, X, y, dtype=np.float32)  # noqa: N806
         labels = np.asarray(y)
@@ -95,7 +131,19 @@ class FewgraftClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         unlabelled: Any = None,
         check: tuple[Any, ArrayLike] | None = None,
     ) -> "FewgraftClassifier":
-        """A new classifier that also knows the classes of y; `outcome_` says what happened."""
+        """A new classifier that also knows the classes of y; this one stays as it is.
+
+        Args:
+            X: A few photos, or features [n, d], of each new class.
+            y: Their labels [n].
+            unlabelled: Photos, or features [m, d], of old and new classes mixed. They are used only
+                where they do no harm.
+            check: Photos, or features, of old classes and their labels: what the loss of old
+                classes is measured on.
+
+        Returns:
+            A `FewgraftClassifier`; its `outcome_` says what happened.
+        """
         check_is_fitted(self)
         labels = np.asarray(y)
         kinds = {_kind(self.classes_), _kind(labels)}
@@ -122,7 +170,14 @@ class FewgraftClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return new
 
     def predict(self, X: Any) -> Labels:  # noqa: N803
-        """A label for each row or photo."""
+        """A label for each row or photo.
+
+        Args:
+            X: Photos, or features [n, d].
+
+        Returns:
+            Labels [n], "unknown" among them where that is allowed.
+        """
         logits = self._logits(X)
         answers: Labels = self.classes_[logits.argmax(-1).numpy()]
         limit = self.model_.card.unknown
@@ -132,7 +187,14 @@ class FewgraftClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return answers
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
-        """Probabilities [n, K], in the order of `classes_`."""
+        """Probabilities of the classes.
+
+        Args:
+            X: Photos, or features [n, d].
+
+        Returns:
+            Probabilities [n, K], in the order of `classes_`.
+        """
         probabilities: NDArray[np.float64] = self._logits(X).double().softmax(-1).numpy()
         return probabilities
 
@@ -158,7 +220,11 @@ class FewgraftClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return Embedder(self.model_, keep=self.keep)
 
     def save(self, folder: str | Path) -> None:
-        """Write the classifier, and what is known of its last lesson."""
+        """Write the classifier, and what is known of its last lesson.
+
+        Args:
+            folder: Where to; `load` reads it again.
+        """
         check_is_fitted(self)
         if isinstance(getattr(self, "outcome_", None), Outcome):
             report = report_page(self.outcome_) if self.backbone is not None else ""
@@ -168,9 +234,25 @@ class FewgraftClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 
 def load(folder: str | Path, backbone: nn.Module | None = None) -> FewgraftClassifier:
-    """A saved classifier, or one inside the package, such as icons.
+    """A saved classifier, or one inside the package, such as "icons".
 
-    One whose backbone was your own needs it again; one that was fitted on features does not.
+    Args:
+        folder: What `FewgraftClassifier.save`, `fewgraft base` or `fewgraft learn` wrote, or a
+            name.
+        backbone: Your own network, for a classifier that was built on one. One that was fitted on
+            features needs none.
+
+    Returns:
+        A `FewgraftClassifier` that can `predict` and `learn`.
+
+    Raises:
+        FewgraftError: The files are absent or damaged, or the backbone is missing.
+
+    Example:
+        >>> classifier = fewgraft.load("icons")
+        >>> picture = fewgraft.open_data("icons").pictures[0]
+        >>> classifier.predict_proba([picture]).shape
+        (1, 108)
     """
     of_features = _of_features(Path(folder))
     if of_features:

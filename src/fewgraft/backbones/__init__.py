@@ -1,4 +1,4 @@
-"""Feature extractors f_θ by name, one file a family.
+"""Feature extractors f_θ by name, one file per family.
 
 A file in this folder that defines `BACKBONES` adds to the registry: nothing else has to be edited.
 A backbone maps pictures [n, channels, size, size] to features [n, d]. Those of this project are

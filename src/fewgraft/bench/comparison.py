@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from fewgraft.bench.results import Results, Row
 from fewgraft.bench.tables import (
     FACTS,
-    NAMES,
     SHOTS,
     Cell,
     Column,
@@ -18,7 +17,7 @@ from fewgraft.bench.tables import (
     title_of,
 )
 from fewgraft.errors import FewgraftError, nearest
-from fewgraft.metrics import Interval, Paired, interval, paired
+from fewgraft.metrics import NAMES, Interval, Paired, interval, paired
 
 
 @dataclass(frozen=True)

@@ -44,12 +44,12 @@ class Sweep:
     @classmethod
     def of_shares(cls, values: Sequence[float] = SHARES) -> "Sweep":
         """Novel pictures in U, |U| fixed."""
-        return cls("novel_share", tuple(sorted(set(values))), "share of novel pictures in the pile")
+        return cls("novel_share", tuple(sorted(set(values))), "share of novel pictures in U")
 
     @classmethod
     def of_distractors(cls, values: Sequence[int] = DISTRACTORS) -> "Sweep":
         """Classes in U, on top of the rest, that are neither base nor novel."""
-        return cls("distractors", tuple(sorted(set(values))), "distractor classes in the pile")
+        return cls("distractors", tuple(sorted(set(values))), "distractor classes in U")
 
     def possible(
         self, pools: Pools, shots: int, split: str
@@ -141,7 +141,8 @@ def _check_methods(names: Sequence[str]) -> None:
         spec = method_spec(name)
         if not (spec.joint and spec.method.uses_unlabelled):
             raise FewgraftError(
-                f"'{name}' does not use a pile of base and novel pictures: nothing to vary", hint
+                f"'{name}' does not use an unlabelled set of both kinds: there is nothing to vary",
+                hint,
             )
 
 
@@ -154,7 +155,7 @@ def _curve(rows: Sequence[Row], results: Results) -> Curve:
 
 
 def sweep_table(swept: Swept) -> Table:
-    """A line a value, a column a method, δ below."""
+    """One line per value, one column per method, δ below."""
     table = Table(
         title=f"Acc, % by {swept.sweep.title}, {swept.shots}-shot, {swept.episodes} episodes",
         title_justify="left",

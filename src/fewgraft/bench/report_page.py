@@ -63,7 +63,9 @@ def _parts(findings: Findings) -> list[HtmlPart]:
             "classes", "Class by class", classes(findings.answered, store) if store else Html()
         ),
         HtmlPart(
-            "pile", "What made the prototypes", prototypes(findings, store) if store else Html()
+            "unlabelled",
+            "What made the prototypes",
+            prototypes(findings, store) if store else Html(),
         ),
         HtmlPart("origin", "Where the numbers come from", origin(findings)),
     ]
@@ -107,12 +109,12 @@ def _unlabelled(row: Row) -> str:
     size = row.episode_settings["unlabelled"]
     if row.setting in ("s2i-transductive", "transductive-fsl"):
         return " and the test pictures themselves, unlabelled"
-    return f" and a pile of {size} unlabelled pictures" if size else ""
+    return f" and {size} unlabelled pictures" if size else ""
 
 
 def _comparison(row: Row, difference: Interval) -> str:
     how_much = f"{percent(abs(difference.mean))} ± {percent(difference.half)} points"
-    without = " without a pile" if row.setting == "incremental" else ""
+    without = " without unlabelled pictures" if row.setting == "incremental" else ""
     if not difference.excludes_zero:
         return f"not clearly different from {row.title}{without} ({how_much})"
     return f"{how_much} {'more' if difference.mean > 0 else 'less'} than {row.title}{without}"
@@ -308,8 +310,9 @@ def prototypes(findings: Findings, store: ImageStore) -> Html:
     row = findings.answered[-1].row
     text = (
         f"Test episode {findings.episode} under {row.title}. Each new class’s prototype is the "
-        "mean of its labelled pictures (weight 1) and of the pile, weighted by pseudo-label. "
-        "Shown are the pile’s pictures of largest weight: ✓ truly of that class, ✗ of another."
+        "mean of its labelled pictures (weight 1) and of the unlabelled set, weighted by "
+        "pseudo-label. Shown are the unlabelled pictures of largest weight: ✓ truly of that class, "
+        "✗ of another."
     )
     return joined([tag("p", text), *(_card(made, store) for made in findings.made)])
 
@@ -317,7 +320,7 @@ def prototypes(findings: Findings, store: ImageStore) -> Html:
 def _card(made: MadeOf, store: ImageStore) -> Html:
     share = made.right_weight / made.weight if made.weight else 0.0
     facts = (
-        f"The pile holds {counted(made.there, 'picture')} of it. All of the pile weighs "
+        f"The unlabelled set holds {counted(made.there, 'picture')} of it. All of it weighs "
         f"{made.weight:.1f}, beside {counted(len(made.support), 'labelled picture')}; "
         f"{percent(share, 0)} % of that weight is truly {made.name}."
     )

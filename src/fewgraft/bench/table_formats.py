@@ -4,7 +4,8 @@ import csv
 import io
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+import textwrap
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
 from itertools import chain, groupby
 from typing import TypeVar
@@ -14,9 +15,28 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from fewgraft.bench.tables import Cell, Column, Table
+from fewgraft.bench.tables import MISSING, Cell, Column, Table
 
 T = TypeVar("T")
+LINE = 100  # characters in a line of Markdown
+
+
+def footnoted(shown: Table) -> tuple[Table, list[str]]:
+    """Columns that stand aside become lines under the table, what rows share said once."""
+    names = {place: column.group for place, column in enumerate(shown.columns) if column.aside}
+    said: dict[tuple[str, str], dict[str, list[str]]] = {}  # (row, group) → text → sections
+    for section in shown.sections:
+        for row in section.rows:
+            for place, group in names.items():
+                if row[place].text != MISSING:
+                    texts = said.setdefault((row[0].text, group), {})
+                    texts.setdefault(row[place].text, []).append(section.title)
+    lines = []
+    for (name, group), texts in said.items():
+        for text, sections in texts.items():
+            where = f" ({', '.join(sections)})" if len(texts) > 1 else ""
+            lines.append(f"{name}, {group}{where}: {text}.")
+    return _without(shown, names), lines
 
 
 def without_constants(shown: Table) -> tuple[Table, list[str]]:
@@ -27,17 +47,23 @@ def without_constants(shown: Table) -> tuple[Table, list[str]]:
         for place, column in enumerate(shown.columns)
         if place and not column.numeric and len({row[place].text for row in rows}) == 1
     }
+    said = [f"{shown.columns[place].name}: {text}." for place, text in constant.items()]
+    return _without(shown, constant), said
+
+
+def _without(shown: Table, places: Container[int]) -> Table:
+    """A table that lacks some columns."""
 
     def kept(row: tuple[T, ...]) -> tuple[T, ...]:
-        return tuple(value for place, value in enumerate(row) if place not in constant)
+        return tuple(value for place, value in enumerate(row) if place not in places)
 
     sections = tuple(replace(s, rows=tuple(map(kept, s.rows))) for s in shown.sections)
-    said = [f"{shown.columns[place].name}: {text}." for place, text in constant.items()]
-    return replace(shown, columns=kept(shown.columns), sections=sections), said
+    return replace(shown, columns=kept(shown.columns), sections=sections)
 
 
 def terminal(table: Table) -> RenderableType:
     """For a terminal; a star beside bold, for where bold cannot be seen."""
+    table, footnotes = footnoted(table)
     table, said = without_constants(table)
     shown = RichTable(box=box.SIMPLE, padding=(0, 1, 0, 0))
     rows = [row for section in table.sections for row in section.rows]
@@ -62,7 +88,8 @@ def terminal(table: Table) -> RenderableType:
         shown.add_section()
     starred = any(cell.bold for row in rows for cell in row)
     note = " ".join([table.note + (" (*: bold)" if starred else ""), *said])
-    return Group(Text(table.title, style="italic"), shown, Text(note, style="dim"), "")
+    notes = [Text(line, style="dim") for line in (note, *footnotes)]
+    return Group(Text(table.title, style="italic"), shown, *notes, "")
 
 
 def _shown(cell: Cell, column: Column, digits: int) -> Text:
@@ -85,7 +112,9 @@ def _grouped(table: Table) -> bool:
 
 
 def markdown(table: Table) -> str:
-    """For GitHub and the like."""
+    """For GitHub and the like; the note is broken into lines as the pages in docs/ are."""
+    table, footnotes = footnoted(table)
+    table, said = without_constants(table)
 
     def line(texts: Iterable[str]) -> str:
         return f"| {' | '.join(texts)} |"
@@ -103,7 +132,12 @@ def markdown(table: Table) -> str:
             blank = [""] * (len(table.columns) - 1)
             lines.append(line([f"*{_in_markdown(section.title)}*", *blank]))
         lines += [line(map(_markdown_cell, row)) for row in section.rows]
-    return "\n".join([*lines, "", _in_markdown(table.note), ""])
+    note = textwrap.fill(_in_markdown(" ".join([table.note, *said])), LINE)
+    listed = [
+        textwrap.fill(f"- {_in_markdown(footnote)}", LINE, subsequent_indent="  ")
+        for footnote in footnotes
+    ]
+    return "\n".join([*lines, "", note, *([""] if listed else []), *listed, ""])
 
 
 def _markdown_cell(cell: Cell) -> str:
@@ -143,6 +177,7 @@ def _in_latex(text: str) -> str:
 
 def latex(table: Table) -> str:
     """For a paper, with booktabs."""
+    table, footnotes = footnoted(table)
     lines = [
         r"% \usepackage{amssymb, booktabs}",
         r"\begin{table}",
@@ -162,7 +197,10 @@ def latex(table: Table) -> str:
     lines += [
         r"\bottomrule",
         r"\end{tabular}",
-        rf"\par\smallskip{{\footnotesize {_in_latex(table.note)}}}",
+        *(
+            rf"\par\smallskip{{\footnotesize {_in_latex(line)}}}"
+            for line in (table.note, *footnotes)
+        ),
         r"\end{table}",
     ]
     return "\n".join([*lines, ""])

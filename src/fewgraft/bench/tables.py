@@ -17,7 +17,7 @@ from fewgraft.bench.runner import makes_sense
 from fewgraft.episodes import SETTINGS
 from fewgraft.errors import FewgraftError, nearest
 from fewgraft.methods import methods
-from fewgraft.metrics import Interval, Scores, paired
+from fewgraft.metrics import NAMES, Interval, Scores, paired
 
 MISSING = "–"
 BASELINE = ("meta-inc-baseline", "incremental")
@@ -31,18 +31,10 @@ REGULAR = {
     "transductive-fsl": "Transductive FSL",
     "semi-fsl": "Semi-supervised FSL",
 }
-# Each row has one component more than the row before.
+# Each row has one component more than the row before; ours has another form of the last one.
 ABLATION = (BASELINE, *((m, "s2i") for m in ("+pr", "proposed-without-adaptation", "proposed")))
+OURS = ("distilled-adaptation", "s2i")
 COMPONENTS = ("Proto refine", "Fake unlabelled", "Model adapt")
-NAMES = {
-    "acc": "Acc",
-    "delta": "Δ",
-    "b_all": "b/all",
-    "n_all": "n/all",
-    "b_b": "b/b",
-    "n_n": "n/n",
-    "harmonic": "H",
-}
 RowKey = tuple[str, str, int]  # method, setting, shots
 
 
@@ -53,6 +45,7 @@ class Column:
     name: str
     group: str = ""
     numeric: bool = True
+    aside: bool = False  # said under the table; a column in CSV only
 
 
 @dataclass(frozen=True)
@@ -92,6 +85,7 @@ class Choice:
     seed: int | None = None
     shots: int | None = None  # the detailed table shows 5 unless told
     setting: str = "s2i"  # of the detailed table
+    hyper: bool = False  # say with which hyper-parameters each row ran
 
     def takes(self, row: Row) -> bool:
         """Whether a row is among them."""
@@ -128,6 +122,7 @@ class ChosenRows:
     """The entries of one table."""
 
     entries: Mapping[RowKey, Entry]
+    hyper: bool = False  # say with which hyper-parameters each row ran
 
     @property
     def rows(self) -> list[Row]:
@@ -169,7 +164,8 @@ def _choose(
     if not last:
         raise _no_rows(results, choice, command)
     _refuse_mixture(list(last.values()))
-    return ChosenRows({key: Entry(row, results.scores(row)) for key, row in last.items()})
+    entries = {key: Entry(row, results.scores(row)) for key, row in last.items()}
+    return ChosenRows(entries, choice.hyper)
 
 
 def _no_rows(results: Results, choice: Choice, command: str) -> NoRowsError:
@@ -296,7 +292,7 @@ def title_of(method: str) -> str:
 
 
 def _named_lines(chosen: ChosenRows, setting: str) -> list[_Line]:
-    """A line a method, with its backbone."""
+    """One line per method, with its backbone."""
     lines = []
     for method in chosen.methods(setting):
         entries = chosen.by_shots(method, setting)
@@ -305,18 +301,27 @@ def _named_lines(chosen: ChosenRows, setting: str) -> list[_Line]:
     return lines
 
 
+def hyper_text(entry: Entry | None) -> str:
+    """All hyper-parameters of a row, by name."""
+    if not entry:
+        return MISSING
+    return ", ".join(f"{name} = {value}" for name, value in entry.row.hyper.items()) or "none"
+
+
 def _section(
     title: str,
     lines: Sequence[_Line],
-    shots: Sequence[int],
+    chosen: ChosenRows,
     metrics: Sequence[str],
     baseline: Mapping[int, Entry],
 ) -> Section:
     columns = [
         _column([line.entries.get(k) for line in lines], metric, baseline.get(k))
-        for k in shots
+        for k in chosen.shots
         for metric in metrics
     ]
+    if chosen.hyper:
+        columns += [[Cell(hyper_text(line.entries.get(k))) for line in lines] for k in chosen.shots]
     numbers = zip(*columns, strict=True)
     return Section(
         title,
@@ -342,14 +347,19 @@ def _assemble(
         (
             *(Column(label, numeric=False) for label in labels),
             *(Column(NAMES[metric], head[k]) for k in chosen.shots for metric in metrics),
+            *(_hyper_column(head[k]) for k in chosen.shots if chosen.hyper),
         ),
         tuple(
-            _section(name, lines, chosen.shots, metrics, baseline or {})
+            _section(name, lines, chosen, metrics, baseline or {})
             for name, lines in sections.items()
             if lines
         ),
         _note(chosen.rows, remark),
     )
+
+
+def _hyper_column(group: str) -> Column:
+    return Column("hyper-parameters", group, numeric=False, aside=True)
 
 
 def _episode_name(row: Row) -> str:
@@ -365,6 +375,7 @@ def _note(rows: Sequence[Row], remark: str) -> str:
         "± 95 % interval over episodes",
         "bold: the paired interval against every other row of its section excludes 0",
         remark,
+        f"tuned hyper-parameters: recipe {', '.join(dict.fromkeys(row.recipe for row in rows))}",
         _mixed_models(rows),
     ]
     return "; ".join(part for part in parts if part) + "."
@@ -439,13 +450,15 @@ def ablation_table(results: Results, choice: Choice) -> Table:
     """The paper's Table 5: one component after the other."""
     names = ",".join(method for method, _ in ABLATION)
     command = f"--methods {names} --settings incremental,s2i"
-    chosen = _choose(results, choice, lambda row: (row.method, row.setting) in ABLATION, command)
+    wanted = (*ABLATION, OURS)
+    chosen = _choose(results, choice, lambda row: (row.method, row.setting) in wanted, command)
     lines = [
         _Line(
             (title_of(method), *("✓" if place < parts else "" for place in range(len(COMPONENTS)))),
             chosen.by_shots(method, setting),
         )
-        for parts, (method, setting) in enumerate(ABLATION)
+        for parts, (method, setting) in enumerate(wanted)
+        if (method, setting) != OURS or chosen.by_shots(*OURS)
     ]
     labels = ("Method", *COMPONENTS)
     title, metrics = f"{MAIN['s2i']}, one component after the other", ("acc", "delta", "n_n")

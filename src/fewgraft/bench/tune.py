@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,20 +20,37 @@ SEED = 3  # other episodes than those that chose a training step (1) or compared
 
 
 @dataclass(frozen=True)
+class Candidate:
+    """One choice of hyper-parameters, and how it scored."""
+
+    hyper: dict[str, Any]
+    scores: Scores
+
+    @property
+    def accuracy(self) -> float:
+        """What a search maximises: mean joint accuracy."""
+        return self.scores.acc.mean().item()
+
+
+Evaluate = Callable[[Iterable[dict[str, Any]]], list[Candidate]]
+
+
+@dataclass(frozen=True)
 class Tuned:
-    """The best of all combinations, beside the method as it is registered."""
+    """The best of all candidates, beside the method as it is registered."""
 
     method: str
     shots: int
-    hyper: dict[str, Any]
-    scores: Scores
+    best: Candidate
     gain: Paired  # joint accuracy over the registered hyper-parameters
-    tried: int
+    candidates: tuple[Candidate, ...]  # in the order in which they were made, none of them twice
 
     @property
     def toml(self) -> str:
         """The entry for a recipe."""
-        pairs = ", ".join(f"{name} = {json.dumps(value)}" for name, value in self.hyper.items())
+        pairs = ", ".join(
+            f"{name} = {json.dumps(value)}" for name, value in self.best.hyper.items()
+        )
         return (
             f'[[evaluation]]\nmethod = "{self.method}"\nshots = {self.shots}\nhyper = {{ {pairs} }}'
         )
@@ -53,7 +70,7 @@ def tune(
     episodes: int,
     bench: Bench,
 ) -> Iterator[Tuned]:
-    """The best combination of each method at each number of shots, in the semi-supervised setting.
+    """The best of each method's `search` at each number of shots, in the semi-supervised setting.
 
     Joint methods are tuned on base and novel classes together. What the recipe has chosen already
     and the method does not search stays as it is.
@@ -79,7 +96,46 @@ def _best(
         job = Job(recipe.name, recipe.data, name, hyper, settings, episodes, models)
         return join_scores(bench.chunk(job, chunk) for chunk in job.chunks)
 
-    tries = [hyper | fixed for hyper in combinations(spec.method)]
-    found = [(hyper, scores(hyper)) for hyper in track(tries, f"{name}, {shots}-shot", len(tries))]
-    hyper, best = max(found, key=lambda pair: pair[1].acc.mean().item())
-    return Tuned(name, shots, hyper, best, paired(best.acc, scores(fixed).acc), len(tries))
+    made: dict[str, Candidate] = {}
+
+    def evaluate(choices: Iterable[dict[str, Any]]) -> list[Candidate]:
+        wanted = {json.dumps(hyper): hyper | fixed for hyper in choices}
+        new = [key for key in wanted if key not in made]
+        for key in track(new, f"{name}, {shots}-shot", len(new)):
+            made[key] = Candidate(wanted[key], scores(wanted[key]))
+        return [made[key] for key in wanted]
+
+    best, candidates = SEARCHES[spec.method.search_by](spec.method, evaluate), tuple(made.values())
+    [default] = evaluate([registered(spec.method)])
+    gain = paired(best.scores.acc, default.scores.acc)
+    return Tuned(name, shots, best, gain, candidates)
+
+
+def registered(method: Method) -> dict[str, Any]:
+    """What is searched, as the method has it."""
+    return {name: getattr(method, name) for name in method.search}
+
+
+def over_grid(method: Method, evaluate: Evaluate) -> Candidate:
+    """The best of all combinations."""
+    return max(evaluate(combinations(method)), key=lambda candidate: candidate.accuracy)
+
+
+def over_coordinates(method: Method, evaluate: Evaluate) -> Candidate:
+    """One hyper-parameter after the other, the others as they are best so far.
+
+    It begins with the registered values and goes through the search once: there are as many
+    candidates as values, not as combinations of them.
+    """
+    hyper = registered(method)
+    for name, values in method.search.items():
+        candidates = evaluate(hyper | {name: value} for value in values)
+        best = max(candidates, key=lambda candidate: candidate.accuracy)
+        hyper[name] = best.hyper[name]
+    return best
+
+
+SEARCHES: Mapping[str, Callable[[Method, Evaluate], Candidate]] = {
+    "grid": over_grid,
+    "coordinates": over_coordinates,
+}

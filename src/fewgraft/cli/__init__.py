@@ -8,14 +8,14 @@ from typing import Annotated, NoReturn
 import typer
 
 from fewgraft import __version__
-from fewgraft.cli import bench, data, demo, doctor, episode, serve, tool, train
+from fewgraft.cli import bench, data, demo, doctor, episode, serve, tool, train, zoo
 from fewgraft.errors import FewgraftError, why
 from fewgraft.leftovers import clear_leftovers
 
 app = typer.Typer(
     name="fewgraft",
-    help="Join new classes to a trained image classifier, from a few labelled pictures of each and "
-    "a pile of unlabelled ones, without forgetting the old ones.",
+    help="Teach a trained image classifier new classes, from a few labelled pictures of each and "
+    "a set of unlabelled ones, without forgetting the old ones.",
     epilog="Start with: fewgraft demo",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -32,6 +32,7 @@ app.command()(tool.export)
 app.command()(serve.serve)
 app.add_typer(bench.app, name="bench")
 app.add_typer(data.app, name="data")
+app.add_typer(zoo.app, name="zoo")
 
 
 def _print_version(wanted: bool) -> None:
@@ -43,7 +44,10 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="And exit.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Show version and exit."
+        ),
     ] = False,
 ) -> None:
     """Options of the command itself."""

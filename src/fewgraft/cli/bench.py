@@ -7,12 +7,13 @@ import typer
 
 from fewgraft.cli import bench_figures, bench_tables
 from fewgraft.cli.bench_options import (
-    MOST_EPISODES,
+    EngineOption,
     EpisodesOption,
     ModelsOption,
     OutOption,
     RecipeArgument,
     SeedOption,
+    ShotsOption,
     chosen_engine,
     listed,
     numbers,
@@ -33,22 +34,33 @@ for command in (bench_figures.ratio, bench_figures.tsne, bench_figures.report):
 def run(
     recipe: RecipeArgument,
     methods: Annotated[
-        str, typer.Option(help="Names, separated by commas; `bench methods` lists them.")
+        str,
+        typer.Option(
+            help="Evaluate these methods, separated by commas; `bench methods` lists them."
+        ),
     ] = "all",
     settings: Annotated[
-        str, typer.Option(help="fsl, transductive-fsl, semi-fsl, incremental, ...")
+        str,
+        typer.Option(
+            help="Evaluate in these settings: fsl, transductive-fsl, semi-fsl, incremental, ..."
+        ),
     ] = "all",
-    shots: Annotated[str, typer.Option(help="Such as 1,5.")] = "1,5",
+    shots: ShotsOption = "1,5",
     episodes: EpisodesOption = 600,
-    split: Annotated[str, typer.Option(help="test or val.")] = "test",
+    split: Annotated[str, typer.Option(help="Draw episodes from test or val.")] = "test",
     seed: SeedOption = 0,
     models: ModelsOption = None,
     out: OutOption = None,
-    engine: Annotated[str, typer.Option(help="here, or ray for a cluster.")] = "here",
-    workers: Annotated[int | None, typer.Option(min=1, help="Of ray; one a core.")] = None,
-    address: Annotated[str | None, typer.Option(help="Of a Ray cluster to join.")] = None,
+    engine: EngineOption = "here",
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Start so many Ray workers; one per core if not given."),
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option(help="Join the Ray cluster at this address.")
+    ] = None,
 ) -> None:
-    """Evaluate methods × settings × shots; rows that are there already are not computed again.
+    """Evaluate methods × settings × shots. Rows that are there already are not computed again.
 
     Interrupted, the same command goes on.
 
@@ -96,8 +108,10 @@ def run(
 
 @app.command()
 def rerun(
-    row: Annotated[str, typer.Argument(help="Name of a row, or the beginning of it.")],
-    results: Annotated[Path, typer.Option("--in", help="Folder of the results.")],
+    row: Annotated[
+        str, typer.Argument(help="Compute the row of this id, or of an id that begins like this.")
+    ],
+    results: Annotated[Path, typer.Option("--in", help="Read the results of this folder.")],
 ) -> None:
     """Compute a row again from its own record, and say whether it is the same.
 
@@ -124,12 +138,12 @@ def rerun(
 @app.command()
 def tune(
     recipe: RecipeArgument,
-    methods: Annotated[str, typer.Option(help="Names, separated by commas.")],
-    shots: Annotated[str, typer.Option(help="Such as 1,5.")] = "1,5",
-    episodes: Annotated[int, typer.Option(min=2, max=MOST_EPISODES, help="How many.")] = 300,
+    methods: Annotated[str, typer.Option(help="Tune these methods, separated by commas.")],
+    shots: ShotsOption = "1,5",
+    episodes: EpisodesOption = 300,
     models: ModelsOption = None,
 ) -> None:
-    """Choose hyper-parameters on validation episodes; prints entries for the recipe.
+    """Choose hyper-parameters on validation episodes, and print entries for the recipe.
 
     Example: fewgraft bench tune cifar-fs --methods +pr,proposed-without-adaptation
     """
@@ -143,7 +157,7 @@ def tune(
     folder = models or models_folder(loaded.name)
     for found in search(loaded, folder, listed(methods), numbers(shots), episodes, Bench()):
         typer.echo(
-            f"# val Acc {interval(found.scores.acc)}, best of {found.tried}; "
+            f"# val Acc {interval(found.best.scores.acc)}, best of {len(found.candidates)}; "
             f"over the default {found.gain.difference}"
         )
         typer.echo(found.toml + "\n")
@@ -151,7 +165,7 @@ def tune(
 
 @app.command("methods")
 def list_methods() -> None:
-    """List the methods.
+    """List the methods with their titles and the models whose features they use.
 
     Example: fewgraft bench methods
     """

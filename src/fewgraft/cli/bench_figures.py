@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from fewgraft.cli.bench_options import (
+    EngineOption,
     EpisodesOption,
     ModelsOption,
     OutOption,
@@ -22,26 +23,31 @@ from fewgraft.errors import FewgraftError, writing
 def ratio(
     recipe: RecipeArgument,
     methods: Annotated[
-        str, typer.Option(help="Names, separated by commas; `bench methods` lists them.")
+        str,
+        typer.Option(
+            help="Evaluate these methods, separated by commas; `bench methods` lists them."
+        ),
     ] = "+pr,+pr+bias,proposed-without-adaptation",
     shares: Annotated[
-        str, typer.Option(help="Shares of novel pictures in the pile.")
+        str, typer.Option(help="Vary the share of novel pictures in U over these values.")
     ] = "0.1,0.3,0.5,0.7,0.9",
     distractors: Annotated[
-        str, typer.Option(help="Numbers of classes in the pile that are neither base nor novel.")
+        str, typer.Option(help="Vary how many classes in U are neither base nor novel.")
     ] = "0,2,4,6",
-    shots: Annotated[int, typer.Option(min=1, help="Labelled pictures a novel class.")] = 1,
+    shots: Annotated[
+        int, typer.Option(min=1, help="Give so many labelled pictures per novel class.")
+    ] = 1,
     episodes: EpisodesOption = 600,
     seed: SeedOption = 0,
     models: ModelsOption = None,
     out: OutOption = None,
-    engine: Annotated[str, typer.Option(help="here, or ray for a cluster.")] = "here",
+    engine: EngineOption = "here",
 ) -> None:
-    """Vary what is in the pile: its share of novel pictures, then its distractor classes.
+    """Vary what is in the unlabelled set U: its share of novel pictures, then its distractors.
 
-    Prints tables, and draws ratio.png into the folder of the results. The rows go to a folder of
-    their own in it, ratio/, as they are not the paper's settings. Interrupted, the same command
-    goes on.
+    Prints tables, and draws ratio.png into the folder of the results. The rows go to its
+    sub-folder ratio/, because they are not the paper's settings. Interrupted, the same command goes
+    on.
 
     Examples:
 
@@ -92,13 +98,17 @@ def ratio(
 def tsne(
     recipe: RecipeArgument,
     methods: Annotated[
-        str, typer.Option(help="Names, separated by commas: a panel each.")
+        str, typer.Option(help="Draw one panel for each of these methods, separated by commas.")
     ] = "+pr,proposed-without-adaptation",
-    episode: Annotated[int, typer.Option(min=0, max=100_000, help="Which test episode.")] = 0,
+    episode: Annotated[
+        int, typer.Option(min=0, max=100_000, help="Draw the test episode of this number.")
+    ] = 0,
     base: Annotated[
-        str, typer.Option(help="Base classes: nearest to the novel ones, or random.")
+        str, typer.Option(help="Show the base classes nearest to the novel ones, or random ones.")
     ] = "nearest",
-    shots: Annotated[int, typer.Option(min=1, help="Labelled pictures a novel class.")] = 1,
+    shots: Annotated[
+        int, typer.Option(min=1, help="Give so many labelled pictures per novel class.")
+    ] = 1,
     seed: SeedOption = 0,
     models: ModelsOption = None,
     out: OutOption = None,
@@ -126,7 +136,7 @@ def tsne(
     places = models or models_folder(loaded.name)
     wanted = []
     for name in listed(methods):
-        settings = ["s2i", "incremental"]  # a method that uses no pile has a row in the latter
+        settings = ["s2i", "incremental"]  # a method that does not use U has a row in the latter
         found = jobs(loaded, places, [name], settings, [shots], episode + 1, seed=seed)
         if not found:
             raise FewgraftError(f"'{name}' does not tell base and novel classes apart")
@@ -141,28 +151,33 @@ def tsne(
 
 
 def report(
-    results: Annotated[Path, typer.Argument(help="Folder of the results.")],
+    results: Annotated[Path, typer.Argument(help="Read the results of this folder.")],
     recipe: Annotated[
-        str | None, typer.Option(help="For --figures; the recipe of the results if not given.")
+        str | None,
+        typer.Option(help="Draw --figures with this recipe; that of the results if not given."),
     ] = None,
     figures: Annotated[
-        bool, typer.Option("--figures", help="Draw both figures first (`bench ratio`, `tsne`).")
+        bool,
+        typer.Option("--figures", help="Draw both figures first (`bench ratio` and `bench tsne`)."),
     ] = False,
     episode: Annotated[
-        int, typer.Option(min=0, max=100_000, help="Whose prototypes are looked at.")
+        int,
+        typer.Option(
+            min=0, max=100_000, help="Look at the prototypes of the episode of this number."
+        ),
     ] = 0,
     episodes: Annotated[
-        int | None, typer.Option(min=2, help="Only rows of that many episodes.")
+        int | None, typer.Option(min=2, help="Show only rows of so many episodes.")
     ] = None,
-    split: Annotated[str | None, typer.Option(help="Only rows of that split.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Only rows of that seed.")] = None,
+    split: Annotated[str | None, typer.Option(help="Show only rows of this split.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Show only rows of this seed.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The file; RESULTS/report.html if not given.")
+        Path | None, typer.Option(help="Write to this file; RESULTS/report.html if not given.")
     ] = None,
 ) -> None:
     """Write one HTML file that shows the results: tables, figures, classes and pictures.
 
-    It needs no network and nothing beside it: send it to whom you like.
+    The file is complete in itself and needs no network.
 
     Examples:
 

@@ -12,18 +12,25 @@ from fewgraft.errors import FewgraftError
 if TYPE_CHECKING:
     from fewgraft.bench.runner import Engine
 
-RecipeArgument = Annotated[str, typer.Argument(help="Name of a recipe, or a TOML file.")]
+RecipeArgument = Annotated[
+    str, typer.Argument(help="Use the recipe of this name, or this TOML file.")
+]
 OutOption = Annotated[
-    Path | None, typer.Option(help="Folder of the results; results/RECIPE if not given.")
+    Path | None, typer.Option(help="Write the results to this folder; results/RECIPE if not given.")
 ]
 ModelsOption = Annotated[
     Path | None,
-    typer.Option(help="Folder of a training run; the shipped models if not given."),
+    typer.Option(help="Use the models of this training run; the shipped ones if not given."),
 ]
 MOST_EPISODES, LARGEST_SEED = 100_000, 2**63 - 1
-EpisodesOption = Annotated[int, typer.Option(min=2, max=MOST_EPISODES, help="How many.")]
+EpisodesOption = Annotated[
+    int, typer.Option(min=2, max=MOST_EPISODES, help="Draw so many episodes per row.")
+]
+ShotsOption = Annotated[str, typer.Option(help="Evaluate with so many shots, such as 1,5.")]
+EngineOption = Annotated[str, typer.Option(help="Compute here, or on a cluster with ray.")]
 SeedOption = Annotated[
-    int, typer.Option(min=0, max=LARGEST_SEED, help="Names the sequence of episodes.")
+    int,
+    typer.Option(min=0, max=LARGEST_SEED, help="Draw the sequence of episodes that has this seed."),
 ]
 
 

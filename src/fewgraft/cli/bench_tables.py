@@ -16,30 +16,36 @@ WIDE = 160  # where no terminal says how wide it is
 
 
 def table(
-    results: Annotated[Path, typer.Argument(help="Folder of the results.")],
+    results: Annotated[Path, typer.Argument(help="Read the results of this folder.")],
     layout: Annotated[
         str,
         typer.Option(
-            help="main (the paper's Tables 1 and 2), detail (3), regular (4), ablation (5) or all."
+            help="Print main (the paper's Tables 1 and 2), detail (3), regular (4), ablation (5) "
+            "or all."
         ),
     ] = "main",
     form: Annotated[
-        str, typer.Option("--format", help="terminal, markdown, latex or csv.")
+        str, typer.Option("--format", help="Print for the terminal, or as markdown, latex or csv.")
     ] = "terminal",
     setting: Annotated[
-        str | None, typer.Option(help="Of the detailed table; s2i if not given.")
+        str | None, typer.Option(help="Show this setting in the detailed table; s2i if not given.")
     ] = None,
     shots: Annotated[
-        int | None, typer.Option(help="Only these; the detailed table shows 5 if not given.")
+        int | None, typer.Option(help="Show only these; the detailed table shows 5 if not given.")
     ] = None,
-    episodes: Annotated[int | None, typer.Option(help="Only rows of so many episodes.")] = None,
-    split: Annotated[str | None, typer.Option(help="Only rows of this split.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Only rows of this seed.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write to this file.")] = None,
+    episodes: Annotated[
+        int | None, typer.Option(help="Show only rows of so many episodes.")
+    ] = None,
+    split: Annotated[str | None, typer.Option(help="Show only rows of this split.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Show only rows of this seed.")] = None,
+    hyper: Annotated[
+        bool, typer.Option("--hyper", help="Also print the hyper-parameters of each row.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Write the table to this file.")] = None,
 ) -> None:
     """Print results in the layouts of the paper.
 
-    Bold is what is better than every other row of its section, episode by episode.
+    Bold figures are better than every other row of their section, episode by episode.
 
     Examples:
 
@@ -48,6 +54,8 @@ def table(
       fewgraft bench table results/icons --layout detail --shots 1 --format latex --out detail.tex
 
       fewgraft bench table results/cifar-fs --layout all --format markdown
+
+      fewgraft bench table results/icons --layout ablation --hyper
     """
     from fewgraft.bench.table_formats import FORMATS
     from fewgraft.bench.tables import Choice
@@ -58,7 +66,7 @@ def table(
         raise FewgraftError("a CSV file holds one table", "Choose a --layout.")
     if setting and layout not in ("detail", "all"):
         raise FewgraftError(f"--setting is not for layout '{layout}'", "Use --layout detail.")
-    choice = Choice(episodes, split, seed, shots, setting or "s2i")
+    choice = Choice(episodes, split, seed, shots, setting or "s2i", hyper)
     show(built(results, layout, choice), form, out)
 
 
@@ -128,9 +136,9 @@ def plain(table: "Table") -> str:
 
 
 def compare(
-    a: Annotated[str, typer.Argument(help="Id of a row, or method:setting:shots.")],
-    b: Annotated[str, typer.Argument(help="The row to hold it against.")],
-    results: Annotated[Path, typer.Option("--in", help="Folder of the results.")],
+    a: Annotated[str, typer.Argument(help="Compare the row of this id, or method:setting:shots.")],
+    b: Annotated[str, typer.Argument(help="Compare it with this row.")],
+    results: Annotated[Path, typer.Option("--in", help="Read the results of this folder.")],
 ) -> None:
     """Compare two rows episode by episode: A − B, with the interval of the difference.
 

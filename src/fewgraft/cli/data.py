@@ -8,12 +8,13 @@ import typer
 from fewgraft.errors import FewgraftError
 
 app = typer.Typer(
-    help="Data sets: the embedded Icons, the published ones, and your own folders.",
+    help="Add, list, verify and show data sets: the embedded Icons, the published ones and your "
+    "own folders.",
     no_args_is_help=True,
 )
 Root = Annotated[
     Path | None,
-    typer.Option("--root", help="Where data sets are kept, instead of $FEWGRAFT_HOME/data."),
+    typer.Option("--root", help="Keep data sets here instead of in $FEWGRAFT_HOME/data."),
 ]
 
 
@@ -22,25 +23,28 @@ def add(
     name: Annotated[
         str,
         typer.Argument(
-            help="cifar-fs, mini-imagenet or tiered-imagenet; any other name is a folder of yours."
+            help="Add cifar-fs, mini-imagenet or tiered-imagenet; any other name is a folder of "
+            "yours."
         ),
     ],
     path: Annotated[
-        Path, typer.Option("--from", help="Where the downloaded files or folders are.")
+        Path, typer.Option("--from", help="Read the downloaded files or folders here.")
     ],
     kind: Annotated[
-        str | None, typer.Option(help="The kind of source, where the name is your own.")
+        str | None, typer.Option(help="Read this kind of source, where the name is your own.")
     ] = None,
-    size: Annotated[int | None, typer.Option(help="Side of the stored pictures in pixels.")] = None,
+    size: Annotated[
+        int | None, typer.Option(help="Store pictures of so many pixels a side.")
+    ] = None,
     grey: Annotated[
         bool, typer.Option("--grey", help="Store one channel instead of three.")
     ] = False,
     split: Annotated[
         Path | None,
-        typer.Option(help="folder only: a TOML or CSV file that says what is base and novel."),
+        typer.Option(help="Divide a folder as this TOML or CSV file says."),
     ] = None,
     seed: Annotated[
-        int, typer.Option(min=0, max=2**63 - 1, help="Of the draws that divide pictures.")
+        int, typer.Option(min=0, max=2**63 - 1, help="Divide pictures by draws of this seed.")
     ] = 0,
     strict: Annotated[
         bool,
@@ -48,7 +52,7 @@ def add(
     ] = False,
     root: Root = None,
 ) -> None:
-    """Read pictures into a store of their own; nothing is downloaded, the source is not changed.
+    """Read pictures into a store of their own. Nothing is downloaded or changed at the source.
 
     Examples:
 
@@ -101,13 +105,15 @@ def list_(root: Root = None) -> None:
     for kind in source_kinds().values():
         if kind.name not in names:
             typer.echo(f"{kind.name:<16} not added: {kind.summary}")
-    typer.echo(f"\nAdd one with `fewgraft data add NAME --from PATH`. Kept in {root}")
+    typer.echo(f"\nAdd one with `fewgraft data add NAME --from PATH`. They are kept in {root}.")
+    typer.echo("`fewgraft zoo list` says where trained models for them are to be had.")
 
 
 @app.command()
 def verify(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Data sets; all that are here if none is named.")
+        list[str] | None,
+        typer.Argument(help="Verify these data sets; all that are here if none is named."),
     ] = None,
     root: Root = None,
 ) -> None:
@@ -128,16 +134,23 @@ def verify(
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="A data set.")],
-    out: Annotated[Path | None, typer.Option(help="PNG file; NAME.png if not given.")] = None,
+    name: Annotated[str, typer.Argument(help="Show the data set of this name.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Write this PNG file; NAME.png if not given.")
+    ] = None,
     part: Annotated[
-        list[str] | None, typer.Option(help="Only this part, such as novel/test; may be repeated.")
+        list[str] | None,
+        typer.Option(help="Show only this part, such as novel/test; may be repeated."),
     ] = None,
     classes: Annotated[
-        int, typer.Option(min=1, max=400, help="How many classes, at the most.")
+        int, typer.Option(min=1, max=400, help="Show at most so many classes.")
     ] = 36,
-    pictures: Annotated[int, typer.Option(min=1, max=100, help="How many of each.")] = 16,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Another seed.")] = 0,
+    pictures: Annotated[
+        int, typer.Option(min=1, max=100, help="Show so many pictures of each.")
+    ] = 16,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**63 - 1, help="Draw the pictures by this seed.")
+    ] = 0,
     root: Root = None,
 ) -> None:
     """Draw a contact sheet and print how many classes and pictures each part has.

@@ -9,12 +9,16 @@ from fewgraft.errors import writing
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("fewgraft-demo"),
-    episodes: Annotated[int, typer.Option(min=1, max=100_000, help="Episodes a row.")] = 600,
+    out: Annotated[
+        Path, typer.Option(help="Write pictures, results and report to this folder.")
+    ] = Path("fewgraft-demo"),
+    episodes: Annotated[
+        int, typer.Option(min=1, max=100_000, help="Draw so many episodes per row.")
+    ] = 600,
 ) -> None:
     """Show the embedded pictures, an episode of the task, and all methods on the embedded data.
 
-    Needs no data, no network and no GPU.
+    It needs no data, no network and no GPU.
 
     Example: fewgraft demo --out /tmp/demo
     """

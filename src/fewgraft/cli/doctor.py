@@ -1,7 +1,6 @@
 """`fewgraft doctor`: what this machine has, and what to install for what it lacks."""
 
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import shutil
@@ -9,30 +8,29 @@ import sys
 from pathlib import Path
 
 import typer
+from packaging.requirements import Requirement
 
 from fewgraft import __version__
 from fewgraft.errors import FewgraftError
 
 CORE = ("torch", "accelerate", "safetensors", "numpy", "pillow", "pyarrow", "pydantic", "typer")
-# module, what it is for, how to get it
-EXTRAS = (
-    ("pytest", "running the tests", "pip install 'fewgraft[dev]'"),
-    (
-        "efficientnet_lite_pytorch",
-        "networks with ImageNet weights",
-        "pip install 'fewgraft[efficientnet]'",
-    ),
-    ("timm", "backbones of timm", "pip install 'fewgraft[timm]'"),
-    ("transformers", "backbones of Hugging Face", "pip install 'fewgraft[hf]'"),
-    ("onnxruntime", "ONNX backbones and export", "pip install 'fewgraft[onnx]'"),
-    ("fastapi", "serving a classifier to browsers", "pip install 'fewgraft[serve]'"),
-    ("tensorboard", "watching a training run", "pip install tensorboard"),
-    ("resvg_py", "building the Icons anew", "pip install 'fewgraft[icons]'"),
-)
+SHOWN = 3  # packages of an extra
+# What each extra of the package is for; which extras there are, the installed package itself says.
+PURPOSES = {
+    "dev": "working on Fewgraft",
+    "efficientnet": "larger networks with ImageNet weights",
+    "timm": "backbones of timm",
+    "hf": "backbones of Hugging Face",
+    "onnx": "ONNX backbones and export",
+    "serve": "serving a classifier to browsers",
+    "ray": "benchmarks on many machines",
+    "tensorboard": "watching a training run",
+    "icons": "building the Icons anew",
+}
 
 
 def doctor() -> None:
-    """Tell versions, threads, memory, extras and data, and what to install for what is missing.
+    """Show versions, threads, memory, extras and data, and what to install for what is missing.
 
     Example: fewgraft doctor
     """
@@ -45,12 +43,49 @@ def doctor() -> None:
     for name, text in _machine().items():
         _line(name, text)
     _section("Extras")
-    for module, purpose, command in EXTRAS:
-        present = importlib.util.find_spec(module) is not None
-        _line(module, f"{purpose}: " + ("there" if present else f"missing; {command}"))
+    for name in extras():
+        missing = [package for package in packages(name) if not _installed(package)]
+        command = f"missing {_listed(missing)}; pip install 'fewgraft[{name}]'"
+        _line(name, f"{PURPOSES.get(name, 'an extra')}: {command if missing else 'there'}")
     _section("Data")
     for name, text in _data():
         _line(name, text)
+
+
+def extras() -> list[str]:
+    """Names of the extras that the installed package declares."""
+    try:
+        return importlib.metadata.metadata("fewgraft").get_all("Provides-Extra") or []
+    except importlib.metadata.PackageNotFoundError:  # run from a source tree
+        return []
+
+
+def packages(extra: str) -> list[str]:
+    """What an extra installs, also by way of other extras."""
+    found: list[str] = []
+    for text in importlib.metadata.requires("fewgraft") or []:
+        requirement = Requirement(text)
+        if not requirement.marker or not requirement.marker.evaluate({"extra": extra}):
+            continue
+        if requirement.name == "fewgraft":
+            found += [name for other in sorted(requirement.extras) for name in packages(other)]
+        else:
+            found.append(requirement.name)
+    return found
+
+
+def _listed(names: list[str]) -> str:
+    """The first names, and how many there are beyond."""
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
+
+
+def _installed(package: str) -> bool:
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def _section(title: str) -> None:

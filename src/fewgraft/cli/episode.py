@@ -7,25 +7,31 @@ import typer
 
 
 def episode(
-    data: Annotated[str, typer.Argument(help="Name of a data set.")] = "icons",
+    data: Annotated[str, typer.Argument(help="Draw from the data set of this name.")] = "icons",
     setting: Annotated[
         str,
-        typer.Option(help="fsl, transductive-fsl, semi-fsl, incremental, s2i-transductive or s2i."),
+        typer.Option(
+            help="Draw for fsl, transductive-fsl, semi-fsl, incremental, s2i-transductive or s2i."
+        ),
     ] = "s2i",
-    shots: Annotated[int, typer.Option(help="Labelled pictures a novel class.")] = 1,
-    ways: Annotated[int, typer.Option(help="Novel classes.")] = 5,
-    split: Annotated[str, typer.Option(help="test, val or train.")] = "test",
+    shots: Annotated[int, typer.Option(help="Give so many labelled pictures per novel class.")] = 1,
+    ways: Annotated[int, typer.Option(help="Draw so many novel classes.")] = 5,
+    split: Annotated[str, typer.Option(help="Draw from test, val or train.")] = "test",
     novel_share: Annotated[
-        float | None, typer.Option(help="Share of novel pictures in U; the paper has a half.")
+        float | None,
+        typer.Option(help="Set the share of novel pictures in U; a half in the paper."),
     ] = None,
     distractors: Annotated[
-        int, typer.Option(help="Classes in U that are neither base nor novel.")
+        int, typer.Option(help="Add so many classes to U that are neither base nor novel.")
     ] = 0,
-    seed: Annotated[int, typer.Option(help="Names the sequence of episodes.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Draw the sequence of episodes that has this seed.")
+    ] = 0,
     number: Annotated[
-        int, typer.Option(min=0, max=2**63 - 1, help="Which episode of the sequence.")
+        int,
+        typer.Option(min=0, max=2**63 - 1, help="Show the episode of this number in the sequence."),
     ] = 0,
-    out: Annotated[Path | None, typer.Option(help="Draw it into this PNG file.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Draw the episode into this PNG file.")] = None,
 ) -> None:
     """Show one episode of the task: its settings, its classes and hash, and a drawing of it.
 

@@ -13,19 +13,25 @@ NEEDED = ("fastapi", "uvicorn", "python_multipart")
 
 def serve(
     classifier: Annotated[
-        str, typer.Argument(help="Folder of a classifier, or icons, which is in the package.")
+        str,
+        typer.Argument(
+            help="Serve the classifier of this folder, or icons, which is in the package."
+        ),
     ],
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8000,
+    host: Annotated[str, typer.Option(help="Listen on this address.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Listen on this port; 0 takes any that is free.")
+    ] = 8000,
     token: Annotated[
         str | None,
         typer.Option(
-            envvar="FEWGRAFT_TOKEN", help="Secret to ask for; needed beyond this machine."
+            envvar="FEWGRAFT_TOKEN",
+            help="Ask for this secret; it is needed beyond this machine.",
         ),
     ] = None,
     versions: Annotated[
         Path | None,
-        typer.Option(help="Folder of the versions; CLASSIFIER.versions if not given."),
+        typer.Option(help="Keep versions in this folder; CLASSIFIER.versions if not given."),
     ] = None,
 ) -> None:
     """Serve a classifier: a page to recognise photos and teach classes, and a JSON API.

@@ -1,4 +1,4 @@
-"""`fewgraft base`, `learn` and `predict`: the tool for one's own photos."""
+"""`fewgraft base`, `learn`, `predict` and `export`: the tool for one's own photos."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,23 +15,23 @@ SHOWN = 5  # pictures that could not be used, before the rest is only counted
 
 
 def base(
-    out: Annotated[Path, typer.Option(help="Folder of the new classifier.")],
+    out: Annotated[Path, typer.Option(help="Write the new classifier to this folder.")],
     photos: Annotated[
-        Path | None, typer.Argument(help="A folder with one sub-folder a class.")
+        Path | None, typer.Argument(help="Read photos from this folder, one sub-folder per class.")
     ] = None,
     backbone: Annotated[
         str,
         typer.Option(
-            help="efficientnet-lite0, timm:NAME, hf:NAME-or-folder, onnx:FILE, or the folder of a "
-            "trained model."
+            help="Use efficientnet-lite0, timm:NAME, hf:NAME-or-folder, onnx:FILE, or the folder "
+            "of a trained model."
         ),
     ] = "efficientnet-lite0",
     head: Annotated[
         Path | None,
-        typer.Option(help="Class weights you have: safetensors, ONNX or a state dict."),
+        typer.Option(help="Take class weights from this safetensors, ONNX or state-dict file."),
     ] = None,
     names: Annotated[
-        Path | None, typer.Option(help="Class names of the head: one a line, or a JSON list.")
+        Path | None, typer.Option(help="Read its class names here: one per line, or a JSON list.")
     ] = None,
 ) -> None:
     """Make a base classifier from class folders, on top of a backbone that is trained already.
@@ -74,25 +74,32 @@ def base(
 
 def learn(
     classifier: Annotated[
-        str, typer.Argument(help="Folder of a classifier, or icons, which is in the package.")
+        str, typer.Argument(help="Teach the classifier of this folder, or icons, in the package.")
     ],
     new: Annotated[
-        Path, typer.Option(help="A folder with one sub-folder a new class, 1 to 5 photos in each.")
+        Path,
+        typer.Option(
+            help="Learn from this folder: one sub-folder per new class, 1 to 5 photos each."
+        ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder of the new classifier.")],
+    out: Annotated[Path, typer.Option(help="Write the new classifier to this folder.")],
     unlabelled: Annotated[
-        Path | None, typer.Option(help="A folder of unlabelled photos: old classes, new ones, any.")
+        Path | None,
+        typer.Option(help="Use this pile: a folder of unlabelled photos of any classes."),
     ] = None,
     check: Annotated[
         Path | None,
-        typer.Option(help="Class folders of old photos, to measure what old classes lose."),
+        typer.Option(help="Measure what old classes lose on these class folders of old photos."),
     ] = None,
     tolerance: Annotated[
-        float, typer.Option(min=0, max=1, help="What old classes may lose on the check photos.")
+        float,
+        typer.Option(
+            min=0, max=1, help="Let old classes lose so much accuracy on the check photos."
+        ),
     ] = 0.02,
     unknown: Annotated[bool, typer.Option(help='Answer "unknown" where no class fits.')] = True,
     review: Annotated[
-        int, typer.Option(min=0, max=10_000, help="How many photos to propose for labelling next.")
+        int, typer.Option(min=0, max=10_000, help="Propose so many photos for labelling next.")
     ] = 20,
     adapt: Annotated[
         bool, typer.Option("--adapt", help="Let the last block of the network move as well.")
@@ -101,8 +108,8 @@ def learn(
 ) -> None:
     """Teach a classifier new classes; the old one stays as it is.
 
-    A class that it knows already gets more examples. Whatever the pile spoils is not used: then
-    the answer is the one without the pile, and you are told.
+    A class that it knows already gets more examples. Where the pile of unlabelled photos does harm,
+    the new classifier is the one without it, and you are told.
 
     Examples:
 
@@ -139,9 +146,9 @@ def learn(
 
 
 def predict(
-    classifier: Annotated[str, typer.Argument(help="Folder of a classifier.")],
-    photos: Annotated[Path, typer.Argument(help="A photo, or a folder of photos.")],
-    csv: Annotated[Path | None, typer.Option(help="Write a table here.")] = None,
+    classifier: Annotated[str, typer.Argument(help="Use the classifier of this folder.")],
+    photos: Annotated[Path, typer.Argument(help="Recognise this photo, or this folder of photos.")],
+    csv: Annotated[Path | None, typer.Option(help="Write a table to this file.")] = None,
 ) -> None:
     """Name what is on a photo, or on all photos of a folder.
 
@@ -172,8 +179,8 @@ def predict(
 
 
 def export(
-    classifier: Annotated[str, typer.Argument(help="Folder of a classifier.")],
-    out: Annotated[Path, typer.Argument(help="The ONNX file to write.")],
+    classifier: Annotated[str, typer.Argument(help="Export the classifier of this folder.")],
+    out: Annotated[Path, typer.Argument(help="Write this ONNX file.")],
 ) -> None:
     """Write a classifier as one ONNX file: normalisation, network and classes.
 
@@ -242,6 +249,6 @@ def _tell(outcome: "Outcome") -> None:
 
 def _tell_failures(failed: Mapping[str, str]) -> None:
     for photo, why in list(failed.items())[:SHOWN]:
-        typer.echo(f"passed over {photo}: {why}", err=True)
+        typer.echo(f"skipped {photo}: {why}", err=True)
     if len(failed) > SHOWN:
         typer.echo(f"... and {len(failed) - SHOWN} more", err=True)

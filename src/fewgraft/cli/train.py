@@ -10,10 +10,13 @@ from fewgraft.errors import FewgraftError
 
 def train(
     recipe: Annotated[
-        str, typer.Argument(help="A TOML file, or the name of a recipe inside the package.")
+        str,
+        typer.Argument(
+            help="Train by this TOML file, or by the recipe of this name in the package."
+        ),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the run; runs/NAME if not given.")
+        Path | None, typer.Option(help="Write the run to this folder; runs/NAME if not given.")
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in this folder.")
@@ -21,7 +24,7 @@ def train(
     stage: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only this stage: pre-trained, algorithm-1, algorithm-2; may be repeated."
+            help="Train only this stage: pre-trained, algorithm-1, algorithm-2; may be repeated."
         ),
     ] = None,
     change: Annotated[

@@ -125,7 +125,7 @@ def _refuse_if(source: Source, written: _Written, strict: bool) -> None:
         raise FewgraftError(
             f"{len(written.skipped)} of {source.total} pictures cannot be read:\n"
             + describe_skipped(written.skipped),
-            "Mend or remove them, or leave out --strict to skip them. Nothing was stored.",
+            "Fix or remove them, or leave out --strict to skip them. Nothing was stored.",
         )
     if not written.labels:
         raise FewgraftError(
@@ -134,7 +134,7 @@ def _refuse_if(source: Source, written: _Written, strict: bool) -> None:
 
 
 def describe_skipped(skipped: Sequence[Skipped], most: int = 10) -> str:
-    """A line a picture, the first `most` of them."""
+    """One line per picture, the first `most` of them."""
     lines = [f"  {picture.origin}: {picture.reason}" for picture in skipped[:most]]
     if len(skipped) > most:
         lines.append(f"  ... and {len(skipped) - most} more")

@@ -41,7 +41,7 @@ class Strip:
 def class_rows(
     store: ImageStore, parts: Sequence[Part], most_classes: int, most_pictures: int, seed: int
 ) -> list[SheetRow]:
-    """A row a class, with a seeded choice of classes (evenly over the parts) and pictures."""
+    """One row per class, with a seeded choice of classes (evenly over the parts) and pictures."""
     rows = []
     present = [part for part in parts if store.by_class(part)]
     for position, part in enumerate(present):

@@ -1,7 +1,13 @@
-"""Methods by name, one file a paper.
+"""Methods by name, one file per paper.
 
 A file in this folder that defines `METHODS` adds to the registry: nothing else has to be edited. A
 file anywhere else can be used by its path instead of a name.
+
+Example:
+    >>> "proposed" in fewgraft.methods.methods()
+    True
+    >>> fewgraft.methods.method_spec("+pr").title
+    'Meta-Inc-Baseline + PR'
 """
 
 import importlib
@@ -18,7 +24,11 @@ from fewgraft.methods.base import MethodSpec
 
 @cache
 def methods() -> Mapping[str, MethodSpec]:
-    """All methods by name, in the order in which tables list them."""
+    """All methods by name, in the order in which tables list them.
+
+    Returns:
+        A `MethodSpec` per name.
+    """
     modules = sorted(module.name for module in pkgutil.iter_modules(__path__))
     found = [importlib.import_module(f"{__name__}.{module}") for module in modules]
     specs = [spec for module in found for spec in getattr(module, "METHODS", ())]
@@ -26,19 +36,33 @@ def methods() -> Mapping[str, MethodSpec]:
 
 
 def method_spec(name: str) -> MethodSpec:
-    """The method of that name or in that file, or an error with the nearest name."""
+    """The method of that name or in that file.
+
+    Args:
+        name: Of a method, or of a Python file that defines one.
+
+    Returns:
+        A `MethodSpec`.
+
+    Raises:
+        FewgraftError: There is no such method; the message has the nearest name.
+    """
     if name.endswith(".py"):
-        return _from_file(Path(name))
+        path = Path(name)
+        if not path.is_file():
+            raise FewgraftError(
+                f"there is no file {path}", "Give a method's name or a Python file."
+            )
+        return _from_file(path, path.stat().st_mtime_ns)
     if name not in methods():
         raise FewgraftError(f"there is no method '{name}'", nearest(name, methods()))
     return methods()[name]
 
 
 @cache
-def _from_file(path: Path) -> MethodSpec:
-    """The one method that a file of the user's own defines."""
-    if not path.is_file():
-        raise FewgraftError(f"there is no file {path}", "Give a method's name or a Python file.")
+def _from_file(path: Path, changed: int) -> MethodSpec:
+    """The one method that a file of the user's own defines; read again once it has `changed`."""
+    del changed
     with reading(path, "Python file with a method", "It needs METHODS = (MethodSpec(...),)."):
         found = importlib.util.spec_from_file_location(path.stem, path)
         assert found is not None

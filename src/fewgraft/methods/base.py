@@ -10,7 +10,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch import Tensor
@@ -31,17 +31,46 @@ class Task:
     """What a method may see of E episodes: never a query, never its label.
 
     Features are directions (of length 1), those of the queries too.
+
+    Attributes:
+        ways: Novel classes (N).
+        support: Features [E, S, d].
+        labels: Classes of the support [E, S], in 0 … N−1. Classes may have different numbers of
+            supports.
+        unlabelled: Features [E, U, d]; U may be 0.
+        base_unlabelled: γ·cos(f, w) of the unlabelled pictures [E, U, N_b]; N_b may be 0.
+        weights: W_b [N_b, d].
+        gamma: γ.
+        numbers: Which episode each is [E]; all that is random depends on it alone.
+        pictures: For methods that move the network.
+
+    Example:
+        >>> import torch
+        >>> from fewgraft.methods.nearest_prototype import NearestPrototype
+        >>> from fewgraft.prototypes import directions
+        >>> task = fewgraft.Task(
+        ...     ways=5,
+        ...     support=directions(torch.randn(2, 5, 16)),
+        ...     labels=torch.arange(5).expand(2, 5),
+        ...     unlabelled=torch.empty(2, 0, 16),
+        ...     base_unlabelled=torch.empty(2, 0, 0),
+        ...     weights=torch.empty(0, 16),
+        ...     gamma=20.0,
+        ...     numbers=torch.arange(2),
+        ... )
+        >>> NearestPrototype().fit(task).novel.shape
+        torch.Size([2, 5, 16])
     """
 
-    ways: int  # N
-    support: Tensor  # features [E, S, d]
-    labels: Tensor  # [E, S] in 0 … N−1; classes may have different numbers of supports
-    unlabelled: Tensor  # features [E, U, d]; U may be 0
-    base_unlabelled: Tensor  # γ·cos(f, w) [E, U, N_b]; N_b may be 0
-    weights: Tensor  # W_b [N_b, d]
-    gamma: float  # γ
-    numbers: Tensor  # [E] which episode each is: all that is random depends on it alone
-    pictures: "TaskPictures | None" = None  # for methods that move the network
+    ways: int
+    support: Tensor
+    labels: Tensor
+    unlabelled: Tensor
+    base_unlabelled: Tensor
+    weights: Tensor
+    gamma: float
+    numbers: Tensor
+    pictures: "TaskPictures | None" = None
 
     def __len__(self) -> int:
         """How many episodes there are."""
@@ -59,11 +88,17 @@ class TaskPictures:
 
 @dataclass(frozen=True)
 class Queries:
-    """Pictures to classify."""
+    """Pictures to classify.
 
-    features: Tensor  # [E, Q, d]
-    base_logits: Tensor  # γ·cos(f, w) [E, Q, N_b]
-    pictures: Tensor | None = None  # [E, Q] for solutions whose network moved
+    Attributes:
+        features: Directions [E, Q, d].
+        base_logits: γ·cos(f, w) over the base classes [E, Q, N_b].
+        pictures: Indices [E, Q], for solutions whose network moved.
+    """
+
+    features: Tensor
+    base_logits: Tensor
+    pictures: Tensor | None = None
 
 
 class Solution(Protocol):
@@ -75,19 +110,59 @@ class Solution(Protocol):
 
 
 class Method(ABC):
-    """A way to learn novel classes; implementations are frozen dataclasses."""
+    """A way to learn novel classes; implementations are frozen dataclasses.
+
+    The fields are the hyper-parameters, and `fit` keeps no state. `uses_unlabelled` says whether it
+    looks at U, `moves_network` whether it needs the pictures, `search` which values of
+    hyper-parameters `fewgraft bench tune` tries.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> from fewgraft.methods.base import NovelWeights
+        >>> from fewgraft.prototypes import prototypes
+        >>> @dataclass(frozen=True)
+        ... class Imprint(fewgraft.Method):
+        ...     bias: float = 0.0  # on the novel logits
+        ...
+        ...     def fit(self, task: fewgraft.Task) -> NovelWeights:
+        ...         novel = prototypes(task.support, task.labels, task.ways)
+        ...         return NovelWeights(novel, task.gamma, self.bias)
+        >>> found = fewgraft.evaluate(Imprint(bias=-1.0), setting="incremental", episodes=20)
+        >>> found.title
+        'Imprint(bias=-1.0)'
+    """
 
     uses_unlabelled: ClassVar[bool] = False
     moves_network: ClassVar[bool] = False
-    # Values that `bench tune` tries on validation episodes, by hyper-parameter.
+    # Values that `bench tune` tries on validation episodes, by hyper-parameter. None of them may
+    # turn the method, or a part of it, off: a search chooses how strong, not whether.
     search: ClassVar[Search] = {}
+    # All combinations, or one hyper-parameter after the other, in the order of `search`.
+    search_by: ClassVar[Literal["grid", "coordinates"]] = "grid"
 
     @abstractmethod
     def fit(self, task: Task) -> Solution:
-        """Learn from a task."""
+        """Learn from a task.
+
+        Args:
+            task: E episodes.
+
+        Returns:
+            A `Solution`, whose `logits(queries)` gives [E, Q, N_b+N], base classes first.
+        """
 
     def changed(self, **changes: Any) -> Self:
-        """The same method with other hyper-parameters."""
+        """The same method with other hyper-parameters.
+
+        Args:
+            changes: Values by name.
+
+        Returns:
+            A new method.
+
+        Raises:
+            FewgraftError: There is no such hyper-parameter, or the value is of another kind.
+        """
         known = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
         for name, value in changes.items():
             if name not in known:
@@ -106,29 +181,45 @@ class Method(ABC):
         except ValidationError as error:
             raise FewgraftError(f"hyper-parameter '{name}': {first_problem(error)}") from None
         if isinstance(value, (int, float)) and abs(value) > LARGEST_VALUE:
-            raise FewgraftError(f"hyper-parameter '{name}': {value:.3g} is beyond measure")
+            raise FewgraftError(f"hyper-parameter '{name}': {value:.3g} is too large")
 
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """A row of a table: a method, and the stage of training whose features it works on."""
+    """A row of a table: a method, and the stage of training whose features it works on.
+
+    Attributes:
+        name: Of the method, on the command line and in `evaluate`.
+        title: As tables print it.
+        method: With its default hyper-parameters.
+        stage: "pre-trained", "algorithm-1" or "algorithm-2".
+        rank: Place in tables.
+        joint: Whether it can tell base and novel classes apart.
+        regular: Whether it makes sense where there are no base classes.
+    """
 
     name: str
-    title: str  # as tables print it
+    title: str
     method: Method
-    stage: str  # pre-trained, algorithm-1 or algorithm-2
-    rank: int  # place in tables
-    joint: bool = True  # can tell base and novel classes apart
-    regular: bool = True  # makes sense where there are no base classes
+    stage: str
+    rank: int
+    joint: bool = True
+    regular: bool = True
 
 
 @dataclass(frozen=True)
 class NovelWeights:
-    """The usual solution: a weight a novel class beside W_b, which stays as it is."""
+    """The usual solution: a weight per novel class beside W_b, which stays as it is.
 
-    novel: Tensor  # W_n [E, N, d]
+    Attributes:
+        novel: W_n [E, N, d].
+        gamma: γ.
+        bias: On the novel logits.
+    """
+
+    novel: Tensor
     gamma: float
-    bias: float = 0.0  # on the novel logits
+    bias: float = 0.0
 
     def logits(self, queries: Queries) -> Tensor:
         """Cosine logits over W = [W_b, W_n]."""

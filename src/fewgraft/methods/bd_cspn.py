@@ -29,7 +29,7 @@ class BiasDiminishing(Method):
     """One step of hard assignment and weighted re-estimation, after the shift."""
 
     uses_unlabelled = True
-    search: ClassVar[Search] = {"sharpness": (0.0, 1.0, 3.0, 10.0), "shift": (True, False)}
+    search: ClassVar[Search] = {"sharpness": (0.3, 1.0, 3.0, 10.0)}
 
     sharpness: float = 1.0  # ε
     shift: bool = True  # move U by ξ
@@ -88,5 +88,5 @@ class ShiftedFeatures:
 
 
 METHODS = (
-    MethodSpec("bd-cspn", "BD-CSPN", BiasDiminishing(), "algorithm-1", rank=11, joint=False),
+    MethodSpec("bd-cspn", "BD-CSPN", BiasDiminishing(), "algorithm-1", rank=12, joint=False),
 )

@@ -48,7 +48,9 @@ class LabelPropagation(Method):
         base = directions(task.weights.double()).expand(len(task), -1, -1)
         vertices = torch.cat([base, novel, task.unlabelled.double()], dim=1)  # [E, n, d]
         n_classes = base.shape[1] + task.ways
-        labels = torch.eye(vertices.shape[1], n_classes, dtype=vertices.dtype)
+        labels = torch.eye(
+            vertices.shape[1], n_classes, dtype=vertices.dtype, device=vertices.device
+        )
         places, edges = nearest_vertices(vertices, vertices, self.neighbours, self.power, skip=True)
         solve = dense_solution if vertices.shape[1] <= self.dense_up_to else sparse_solution
         return Propagated(vertices, solve(places, edges, labels, self.alpha), self)
@@ -76,7 +78,7 @@ class Propagated:
 
 def _gather(values: Tensor, places: Tensor) -> Tensor:
     """values [E, n, C] at places [E, m, k] → [E, m, k, C]."""
-    episodes = torch.arange(len(values))[:, None, None]
+    episodes = torch.arange(len(values), device=values.device)[:, None, None]
     return values[episodes, places]
 
 
@@ -126,7 +128,7 @@ def sparse_solution(places: Tensor, edges: Tensor, labels: Tensor, alpha: float)
 
 def _sparse_one(places: Tensor, edges: Tensor, labels: Tensor, alpha: float) -> Tensor:
     n, k = places.shape
-    rows = torch.arange(n).repeat_interleave(k)
+    rows = torch.arange(n, device=places.device).repeat_interleave(k)
     columns, values = places.flatten(), edges.flatten() / 2
     both = torch.stack([torch.cat([rows, columns]), torch.cat([columns, rows])])
     values = torch.cat([values, values])

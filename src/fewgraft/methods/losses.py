@@ -13,8 +13,9 @@ def nt_xent(first: Tensor, second: Tensor, temperature: float) -> Tensor:
     """
     views = normalize(torch.cat([first, second]), dim=-1)
     similar = views @ views.T / temperature
-    similar = similar.masked_fill(torch.eye(len(views), dtype=torch.bool), float("-inf"))
-    positives = torch.arange(len(views)).roll(len(first))
+    itself = torch.eye(len(views), dtype=torch.bool, device=views.device)
+    similar = similar.masked_fill(itself, float("-inf"))
+    positives = torch.arange(len(views), device=views.device).roll(len(first))
     return cross_entropy(similar, positives)
 
 

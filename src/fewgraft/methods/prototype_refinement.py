@@ -61,8 +61,8 @@ class BiasedRefinement(PrototypeRefinement):
     """Refinement with both biases looked for."""
 
     search: ClassVar[Search] = {
-        "pile_bias": (-2.0, -1.5, -1.0, -0.5, 0.0, 0.5),
-        "bias": (-4.0, -3.0, -2.5, -2.0, -1.5, -1.0, -0.5, 0.0, 0.5),
+        "pile_bias": (-2.0, -1.5, -1.0, -0.5, 0.5),
+        "bias": (-4.0, -3.0, -2.5, -2.0, -1.5, -1.0, -0.5, 0.5),
     }
 
 

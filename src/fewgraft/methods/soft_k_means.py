@@ -63,13 +63,13 @@ class MaskedSoftKMeans(SoftKMeans):
 
 
 METHODS = (
-    MethodSpec("soft-k-means", "Soft k-means", SoftKMeans(), "algorithm-1", rank=9, joint=False),
+    MethodSpec("soft-k-means", "Soft k-means", SoftKMeans(), "algorithm-1", rank=10, joint=False),
     MethodSpec(
         "masked-soft-k-means",
         "Masked soft k-means",
         MaskedSoftKMeans(),
         "algorithm-1",
-        rank=10,
+        rank=11,
         joint=False,
     ),
 )

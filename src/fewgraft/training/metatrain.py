@@ -40,7 +40,7 @@ Algorithm = Literal[1, 2]
 
 
 class Metatrain(Phase):
-    """Algorithm 1 or 2, several episodes a step, the shots in turn."""
+    """Algorithm 1 or 2, several episodes per step, the shots in turn."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class Metatrain(Phase):
         numbers = range(self._config.episodes)[shard.number :: shard.of]
         if not numbers:
             raise FewgraftError(
-                f"{shard.of} processes cannot share {self._config.episodes} episodes a step",
+                f"{shard.of} processes cannot share {self._config.episodes} episodes per step",
                 "Raise metatraining.episodes or use fewer processes.",
             )
         first = step * self._config.episodes

@@ -12,6 +12,8 @@ from fewgraft.augment import Augmentation
 from fewgraft.backbones import backbone_spec
 from fewgraft.data.store import LARGEST_SIZE
 from fewgraft.errors import FewgraftError, nearest, reading
+from fewgraft.methods import method_spec
+from fewgraft.methods.base import Method
 from fewgraft.parsing import first_problem, read_toml
 from fewgraft.prototypes import Refinement
 
@@ -180,6 +182,16 @@ def load_recipe(path_or_name: str, changes: dict[str, str] | None = None) -> Rec
         recipe = _recipe(content, path_or_name)
     backbone_spec(recipe.backbone)
     return recipe
+
+
+def tuned_method(recipe: Recipe | str, name: str, shots: int) -> Method:
+    """A method with the hyper-parameters that a recipe has chosen for it on validation episodes.
+
+    The recipe is one that was loaded, or its name; the method is named, or given by its file. Where
+    the recipe has chosen nothing, the method is as it is registered.
+    """
+    loaded = load_recipe(recipe) if isinstance(recipe, str) else recipe
+    return method_spec(name).method.changed(**loaded.hyper(name, shots))
 
 
 def _recipe(content: dict[str, Any], name: str) -> Recipe:

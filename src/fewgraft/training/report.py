@@ -11,15 +11,13 @@ COLUMNS = ("step", "acc_1", "delta_1", "acc_5", "delta_5", "b_b", "score")
 
 
 def summary(metrics: dict[str, dict[str, Any]]) -> str:
-    """One line a stage: the step that was kept, because its score was the best, and its figures."""
+    """One line per stage: the step that was kept for its score, and its figures."""
     names = [name for name in COLUMNS if any(f"val_{name}" in row for row in metrics.values())]
     lines = ["stage         " + "".join(f"{name:>9}" for name in names)]
     for stage, row in metrics.items():
         cells = [row.get(f"val_{name}", float("nan")) for name in names]
         lines.append(f"{stage:<14}" + "".join(f"{cell:>9.2f}" for cell in cells))
-    lines.append(
-        "Kept is the step with the best score on validation episodes (docs/training.md: which)."
-    )
+    lines.append("The step with the best score on validation episodes is kept.")
     return "\n".join(lines)
 
 

@@ -1,7 +1,7 @@
-"""A lesson for which the network itself moves (`learn --adapt`; Sec. 4.3 of the paper).
+"""A lesson for which the network itself moves (`learn --adapt`; after Sec. 4.3 of the paper).
 
-The last block is adapted to the examples and U by the benchmark's own method; then the
-lesson is learnt as usual, on the features of the moved network.
+The last block is adapted to the examples and U by the benchmark's `distilled-adaptation`, as it is
+registered; then the lesson is learnt as usual, on the features of the moved network.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ from fewgraft.app.features.labelled import Photos
 from fewgraft.app.learning.learn import LearnSettings, Outcome, learn
 from fewgraft.data.pictures import PictureError, Pixels, read_picture
 from fewgraft.errors import FewgraftError
-from fewgraft.methods.adaptation import Adaptation
 from fewgraft.methods.base import Task, TaskPictures
+from fewgraft.methods.distilled_adaptation import DistilledAdaptation
 from fewgraft.model import CosineModel
 from fewgraft.network import Network, divided
 from fewgraft.prototypes import cosine_logits
@@ -35,7 +35,7 @@ def learn_adapted(
     unlabelled: Sequence[Photo],
     check: Photos | None = None,
     settings: LearnSettings | None = None,
-    config: Adaptation | None = None,
+    config: DistilledAdaptation | None = None,
     *,
     keep: bool = True,
     tracker: Tracker = track_photos,
@@ -48,7 +48,7 @@ def learn_adapted(
     )
     if not unlabelled:
         return replace(plain, notes=(*plain.notes, "nothing was adapted: there is no pile"))
-    moved = adapted_model(model, new, unlabelled, config or Adaptation())
+    moved = adapted_model(model, new, unlabelled, config or DistilledAdaptation())
     outcome = learn(
         moved, new, unlabelled, check, settings, Embedder(moved, keep=keep, tracker=tracker)
     )
@@ -74,7 +74,7 @@ def check_movable(model: CosineModel) -> None:
 
 
 def adapted_model(
-    model: CosineModel, new: Photos, unlabelled: Sequence[Photo], config: Adaptation
+    model: CosineModel, new: Photos, unlabelled: Sequence[Photo], config: DistilledAdaptation
 ) -> CosineModel:
     """The model with its last block and the weights of the classes not taught moved."""
     taught = tuple(new)

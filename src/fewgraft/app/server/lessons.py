@@ -1,7 +1,7 @@
 """From a form to the folders that `fewgraft learn` takes: new/CLASS/, pile/ and check/CLASS/.
 
 The form numbers the classes: class1 with photos1, class2 with photos2 and so on. `pile` are photos
-or zips of photos; `check` are zips with one folder a class.
+or zips of photos; `check` are zips with one folder per class.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""A log that nobody can fill: a few lines a minute, and how many were left out."""
+"""A log that nobody can fill: a few lines per minute, and how many were left out."""
 
 import contextlib
 import logging

@@ -1,4 +1,4 @@
-"""Any tree with one folder a class.
+"""Any tree with one folder per class.
 
 Without a split file the classes are divided by a seeded draw. A split file says it exactly:
 TOML lists of classes, or a CSV with the header `class,part` or `picture,part`.
@@ -30,7 +30,7 @@ class Split:
 
 
 def list_classes(path: Path, at_least: int = 3) -> dict[str, list[Path]]:
-    """{class name: files, sorted} of a tree; hidden files and folders are passed over."""
+    """{class name: files, sorted} of a tree; hidden files and folders are skipped."""
     if not path.is_dir():
         raise FewgraftError(f"{path} is not a folder")
     folders = sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
@@ -46,7 +46,7 @@ def list_classes(path: Path, at_least: int = 3) -> dict[str, list[Path]]:
 
 
 def list_files(folder: Path) -> list[Path]:
-    """Files below a folder, sorted; hidden ones and what systems leave behind are passed over."""
+    """Files below a folder, sorted; hidden ones and what systems leave behind are skipped."""
     return sorted(
         p
         for p in folder.rglob("*")
@@ -196,7 +196,7 @@ _SPLIT_HELP = (
 
 KIND = SourceKind(
     name="folder",
-    summary="your own pictures: any tree with one folder a class",
-    layout="a folder with one sub-folder a class and the pictures of it inside (at any depth).",
+    summary="your own pictures: any tree with one folder per class",
+    layout="a folder with one sub-folder per class and the pictures of it inside (at any depth).",
     open=_open,
 )
