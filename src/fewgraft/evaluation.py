@@ -25,7 +25,7 @@ from fewgraft.metrics import NAMES, Interval, Paired, Scores, join_scores, paire
 from fewgraft.model import CosineModel, load_model
 from fewgraft.progress import track
 from fewgraft.split_features import EpisodeFeatures, SplitFeatures, chunks
-from fewgraft.training.recipe import EMBEDDED, load_recipe, recipe_names, tuned_method
+from fewgraft.training.recipe import load_recipe, recipe_names, tuned_method
 from fewgraft.zoo import models_folder, stage_model
 
 OBJECT_STAGE = "algorithm-2"  # whose model a method object gets: the last stage of training
@@ -302,7 +302,7 @@ def _choose(method: str | Path | Method, data: str, settings: EpisodeSettings) -
             "Evaluate it in fsl, transductive-fsl or semi-fsl.",
         )
     for name in recipe_names():
-        recipe = load_recipe(str(EMBEDDED / f"{name}.toml"))
+        recipe = load_recipe(name)
         if recipe.data == data:
             return _Chosen(
                 spec.title, tuned_method(recipe, str(method), settings.shots), spec.stage
