@@ -315,6 +315,14 @@ def test_w_b_is_the_mean_direction_of_base_train() -> None:
     assert data.gamma == 20
 
 
+def test_plain_arrays_are_data() -> None:
+    given = arrays()
+    plain = fewgraft.evaluate("+pr", (given["features"], given["labels"], given["parts"]))
+    assert same(plain.scores, fewgraft.evaluate("+pr", FeatureSet(**given)).scores)
+    with pytest.raises(FewgraftError, match=r"data is a list.*\n.*features, labels, parts"):
+        fewgraft.evaluate("+pr", [given["features"]])  # type: ignore[arg-type]
+
+
 def test_arrays_may_come_in_any_guise() -> None:
     given = arrays()
     one = fewgraft.evaluate("+pr", FeatureSet(**given), episodes=FEW)

@@ -18,7 +18,7 @@ from fewgraft.data.catalogue import open_data
 from fewgraft.data.store import ImageStore
 from fewgraft.episodes import Episodes, EpisodeSettings, Pools, QueryLabels, sample_episodes
 from fewgraft.errors import FewgraftError, why
-from fewgraft.feature_set import FeatureSet
+from fewgraft.feature_set import Array, FeatureSet
 from fewgraft.methods import method_spec
 from fewgraft.methods.base import Method
 from fewgraft.metrics import NAMES, Interval, Paired, Scores, join_scores, paired, summarise
@@ -33,11 +33,12 @@ COMPARED = ("acc", "delta", "b_all", "n_all")
 MISSING = "–"
 IN_PERCENT = "; %, ± 95 % interval over episodes"
 CPU = torch.device("cpu")
+Arrays = tuple[Array, Array, Array]  # features, labels, parts
 
 
 def evaluate(
     method: str | Path | Method,
-    data: str | ImageStore | FeatureSet = "icons",
+    data: str | ImageStore | FeatureSet | Arrays = "icons",
     setting: str | EpisodeSettings = "s2i",
     shots: int = 1,
     episodes: int = 600,
@@ -53,7 +54,8 @@ def evaluate(
         method: Name of a method, a Python file that defines one, or a `Method`. A name stands for
             the hyper-parameters that the recipe of the data set chose on validation episodes; a
             `Method` is used as it is.
-        data: Name of a data set, an `ImageStore`, or a `FeatureSet` of arrays.
+        data: Name of a data set, an `ImageStore`, or features of any network: a `FeatureSet`, or
+            plain arrays (features [n, d], labels [n], parts [n]) that one is made of.
         setting: "s2i", "s2i-transductive", "incremental", "semi-fsl", "transductive-fsl" or "fsl",
             each with the paper's numbers of pictures; or `EpisodeSettings`, which then say shots,
             split and seed as well.
@@ -85,7 +87,7 @@ def evaluate(
     if episodes < 2:
         raise FewgraftError(f"an interval needs at least 2 episodes, not {episodes}")
     place = _device(device)
-    source = open_data(data) if isinstance(data, str) else data
+    source = _opened(data)
     chosen = _choose(method, _name(source), settings)
     features = _features(source, model, chosen.stage, settings.split, place)
     sampled, labels = sample_episodes(_pools(source, settings.split), settings, episodes)
@@ -360,6 +362,19 @@ def _device(device: str | torch.device | None) -> torch.device | None:
 
 
 # --- what it is evaluated on ---
+
+
+def _opened(data: str | ImageStore | FeatureSet | Arrays) -> ImageStore | FeatureSet:
+    if isinstance(data, str):
+        return open_data(data)
+    if isinstance(data, ImageStore | FeatureSet):
+        return data
+    if isinstance(data, tuple) and len(data) == 3:
+        return FeatureSet(*data)
+    raise FewgraftError(
+        f"data is a {type(data).__name__}, which cannot be evaluated on",
+        "Give a name, an ImageStore, a FeatureSet, or (features, labels, parts).",
+    )
 
 
 def _name(data: ImageStore | FeatureSet) -> str:

@@ -68,7 +68,7 @@ def _so_far(done: int, total: int | None, seconds: float) -> str:
 def json_lines(items: Iterable[T], what: str, total: int) -> Iterator[T]:
     """Pass `items` on and tell another program on standard error how far they are.
 
-    One line per percent: {"what": "pile", "done": 30, "total": 500}.
+    One line per percent: {"what": "photos", "done": 30, "total": 500}.
     """
     told = 0
     for done, item in enumerate(items, 1):

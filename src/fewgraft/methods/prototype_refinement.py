@@ -32,13 +32,13 @@ class PrototypeRefinement(Method):
     steps: int = 5
     alpha: float = 1.0
     temperature: float = 1.0  # of the pseudo-labels
-    pile_bias: float = 0.0  # on the novel logits of U
+    unlabelled_bias: float = 0.0  # on the novel logits of U
     bias: float = 0.0  # on the novel logits of the answer
 
     @property
     def refinement(self) -> Refinement:
         """How Eqs. 3–4 are applied."""
-        return Refinement(self.steps, self.alpha, self.temperature, self.pile_bias)
+        return Refinement(self.steps, self.alpha, self.temperature, self.unlabelled_bias)
 
     def fit(self, task: Task) -> NovelWeights:
         """Eq. 2, then Eqs. 3–4; an empty U leaves the prototypes."""
@@ -61,7 +61,7 @@ class BiasedRefinement(PrototypeRefinement):
     """Refinement with both biases looked for."""
 
     search: ClassVar[Search] = {
-        "pile_bias": (-2.0, -1.5, -1.0, -0.5, 0.5),
+        "unlabelled_bias": (-2.0, -1.5, -1.0, -0.5, 0.5),
         "bias": (-4.0, -3.0, -2.5, -2.0, -1.5, -1.0, -0.5, 0.5),
     }
 
