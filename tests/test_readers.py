@@ -121,6 +121,7 @@ def test_cards_that_nest_deeply(model: Path) -> None:
         {"patch_size": 0},
         {"model_type": "bert", "vocab_size": 10**9},
         {"model_type": "no such"},
+        {"num_hidden_layers": 10**100},
     ],
 )
 def test_a_network_is_never_larger_than_its_weights(
@@ -133,6 +134,14 @@ def test_a_network_is_never_larger_than_its_weights(
         shutil.copytree(transformer, changed := Path(folder, "m"))
         (changed / "model.json").write_text(json.dumps(card))
         assert not why_not_clean(_refused(load_model), changed)
+
+
+def test_a_folder_of_transformers_is_never_larger_than_its_weights(tmp_path: Path) -> None:
+    make, read = next((r.make, r.read) for r in READERS if r.name == "folder of transformers")
+    folder = Damage(tmp_path / "f", make).folder
+    [path] = folder.rglob("config.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": 10**100}))
+    assert not why_not_clean(_refused(read), folder)
 
 
 @pytest.fixture(scope="module")

@@ -15,12 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from fewgraft.backbones import BackboneSettings, BackboneSpec
+from fewgraft.backbones.room import no_larger_than
 from fewgraft.data.store import LARGEST_SIZE
 from fewgraft.errors import FewgraftError, reading
 from fewgraft.extras import extra, first_line, quiet
 from fewgraft.parsing import read_json, validated
 
 EXTRA = "hf"
+CONFIG = "config.json"
 PROCESSOR = "preprocessor_config.json"
 # Long, and of no use to a network without its classifier, or a door to foreign code.
 LEFT_OUT = ("id2label", "label2id", "auto_map")
@@ -114,14 +116,15 @@ def _loaded(source: str) -> tuple[Any, bool]:
     with _explained(f"hf:{source} cannot be loaded"), _silent(transformers):
         config = transformers.AutoConfig.from_pretrained(source, **local)
         config = getattr(config, "vision_config", config)  # of two towers, the one with eyes
-        network, report = transformers.AutoModel.from_pretrained(
-            source,
-            config=config,
-            use_safetensors=True,
-            dtype=torch.float32,
-            output_loading_info=True,
-            **local,
-        )
+        with no_larger_than(_weight_bytes(source) // 2):  # of two bytes or more each
+            network, report = transformers.AutoModel.from_pretrained(
+                source,
+                config=config,
+                use_safetensors=True,
+                dtype=torch.float32,
+                output_loading_info=True,
+                **local,
+            )
     missing = sorted(report["missing_keys"])
     others = [key for key in missing if not key.startswith("pooler.")]
     if others:
@@ -129,6 +132,15 @@ def _loaded(source: str) -> tuple[Any, bool]:
     if missing:
         network.pooler = None
     return network.eval(), not missing
+
+
+def _weight_bytes(source: str) -> int:
+    """What the files of weights take, in a folder or in the hub's cache."""
+    folder = Path(source)
+    if not folder.is_dir():
+        cached = extra("huggingface_hub", EXTRA).try_to_load_from_cache(source, CONFIG)
+        folder = Path(cached).parent if isinstance(cached, str) else folder
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
 @contextmanager
