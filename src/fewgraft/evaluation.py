@@ -89,6 +89,7 @@ def evaluate(
     chosen = _choose(method, _name(source), settings)
     features = _features(source, model, chosen.stage, settings.split, place)
     sampled, labels = sample_episodes(_pools(source, settings.split), settings, episodes)
+    _ = features.bank  # first, so that computing it has a progress of its own
     parts = chunks(episodes, settings, chosen.method)
     scores = join_scores(
         features.scores(chosen.method, sampled, labels, part)
