@@ -1,12 +1,13 @@
 """Adaptation that distils the refined classifier over all classes: our variant of the paper's.
 
-The paper distils base-class predictions only, which holds no border between base and novel classes
-(adaptation.py). Here the teacher is the refined joint classifier, over all N_b+N columns. It may
-see the mean of several views of each picture (`teacher_views`) and hold novel classes back a little
-(`teacher_bias`), as the student otherwise drifts towards them. W_n moves along. Going part of the
-way back (`start_share`) averages the weights before and after. With `base = "kept"` the moved
-network scores novel classes only and base classes are scored as before, so that none of them can be
-forgotten but by losing to a novel one. L_cls and L_ctr may weigh 0, as they do in the recipes.
+The paper distils base-class predictions only and leaves the border between base and novel classes
+to the other two losses (adaptation.py). Here the teacher is the refined joint classifier, over all
+N_b+N columns. It may see the mean of several views of each picture (`teacher_views`) and hold novel
+classes back a little (`teacher_bias`), as the student otherwise drifts towards them. W_n moves
+along. Going part of the way back (`start_share`) averages the weights before and after. With
+`base = "kept"` the moved network scores novel classes only and base classes are scored as before,
+so that none of them can be forgotten but by losing to a novel one. L_cls and L_ctr may weigh 0, as
+they do in the recipes.
 """
 
 from collections.abc import Sequence
