@@ -2,8 +2,8 @@
 # Five new classes, five photos each, a pile of 500: the whole story on real pictures.
 #
 #   examples/add_classes.sh icons [FOLDER]    the model inside the package, no extra needed
-#   examples/add_classes.sh cifar [FOLDER]    efficientnet-lite0 on photos cut from CIFAR-100, which must be
-#                                             added (fewgraft data add cifar-fs --from ...) or lie in ../shared
+#   examples/add_classes.sh cifar [FOLDER]    efficientnet-lite0 on photos cut from CIFAR-100, which
+#                                             must be added: fewgraft data add cifar-fs --from PATH
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 PATH="$here/../.venv/bin:$PATH" # the environment of this checkout, where there is one
@@ -20,9 +20,6 @@ icons)
   v1=icons
   ;;
 cifar)
-  if [[ $(fewgraft data list) == *"cifar-fs "*"not added: CIFAR"* ]]; then
-    fewgraft data add cifar-fs --from "$here/../../shared/data/cifar100"
-  fi
   python "$here/make_photos.py" cifar-fs "$work/photos"
   v1=$work/v1
   fewgraft base "$work/photos/old" --backbone efficientnet-lite0 --out "$v1"

@@ -1,5 +1,6 @@
 """The command as a person meets it: a real process, its output, its exit code."""
 
+import ast
 import os
 import re
 import shutil
@@ -257,6 +258,7 @@ def test_the_wheel_holds_everything_and_works_from_any_folder(run: Run, tmp_path
     command = [sys.executable, "-m", "pip", "wheel", *options, str(source)]
     subprocess.run(command, check=True, capture_output=True)
     (wheel,) = wheels.glob("fewgraft-*.whl")
+    assert wheel.name.startswith(f"fewgraft-{fewgraft.__version__}-")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         archive.extractall(tmp_path / "installed")
@@ -277,6 +279,26 @@ def test_the_wheel_holds_everything_and_works_from_any_folder(run: Run, tmp_path
     assert result.returncode == 0, result.stderr
     assert str(tmp_path / "installed") in result.stdout
     assert "as it should be" in result.stdout
+
+
+def test_messages_name_no_folder_of_the_source_tree() -> None:
+    """Someone with the installed package has no docs/, tools/ or benchmarks/ to look into."""
+    package = PROJECT / "src" / "fewgraft"
+    named = [
+        f"{path.relative_to(package)}: {text}"
+        for path in sorted(package.rglob("*.py"))
+        for text in _messages(path)
+        if re.search(r"\b(docs|tools|benchmarks|examples|campaign|tests|src)/", text)
+    ]
+    assert named == []
+
+
+def _messages(path: Path) -> Iterator[str]:
+    """The texts of a module that are not docstrings."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        for child in ast.iter_child_nodes(node):
+            if not isinstance(node, ast.Expr) and isinstance(child, ast.Constant):
+                yield str(child.value)
 
 
 def _without_editable(script: str) -> str:

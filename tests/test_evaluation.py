@@ -4,9 +4,10 @@ import dataclasses
 import json
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,9 +15,10 @@ import torch
 from numpy.typing import NDArray
 
 import fewgraft
+from fewgraft import evaluation
 from fewgraft.bench.results import Results
 from fewgraft.bench.runner import Bench, jobs, run
-from fewgraft.data.parts import PARTS
+from fewgraft.data.parts import PARTS, Part
 from fewgraft.data.store import ImageStore
 from fewgraft.episodes import EpisodeSettings
 from fewgraft.errors import FewgraftError
@@ -26,6 +28,7 @@ from fewgraft.methods.prototype_refinement import PrototypeRefinement
 from fewgraft.metrics import Scores
 from fewgraft.model import CosineModel, embed_all, save_model
 from fewgraft.prototypes import prototypes
+from fewgraft.split_features import SplitFeatures
 from fewgraft.training.recipe import load_recipe
 from fewgraft.zoo import models_folder, shipped_model
 
@@ -167,6 +170,42 @@ def test_what_cannot_be_evaluated_is_said(given: dict[str, Any], message: str) -
         fewgraft.evaluate(**given)
 
 
+class Recorded(SplitFeatures):
+    """Says where the model was."""
+
+    devices: ClassVar[list[torch.device]] = []
+
+    def __init__(self, model: CosineModel, store: ImageStore, split: str) -> None:
+        self.devices.append(model.weight.device)
+        super().__init__(shipped_model("icons", "algorithm-2"), store, split)
+
+
+def test_the_device_reaches_model_and_features(
+    icons: ImageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device "meta" has no values, but it is not the CPU."""
+    meta, model = torch.device("meta"), shipped_model("icons", "algorithm-2")
+    monkeypatch.setattr(evaluation, "_device", lambda _: meta)
+    monkeypatch.setattr(evaluation, "SplitFeatures", Recorded)
+    fewgraft.evaluate("+pr", icons, episodes=2, model=model, device="meta")
+    assert Recorded.devices == [meta]
+    assert model.weight.device.type == "cpu", "the caller's own stays where it is"
+    features = FeatureSet(**arrays()).of_split("test", meta)
+    assert features.bank.features.device == features.weights.device == meta
+
+
+def test_progress_is_shown(icons: ImageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def track(items: list[range], description: str, total: int) -> Iterator[range]:
+        seen.append((description, total))
+        yield from items
+
+    monkeypatch.setattr(evaluation, "track", track)
+    fewgraft.evaluate("+pr", icons, episodes=FEW)
+    assert seen == [("Meta-Inc-Baseline + PR", 2)]
+
+
 # --- what it returns ---
 
 
@@ -254,7 +293,7 @@ def test_arrays_give_the_numbers_of_the_store(icons: ImageStore) -> None:
     data = FeatureSet(
         7 * embed_all(model, icons.pictures[chosen]),
         icons.labels[chosen],
-        [str(PARTS[code]) for code in icons.parts[chosen]],
+        icons.parts[chosen],
         weights=model.weight,
         gamma=model.gamma.item(),
     )
@@ -291,8 +330,14 @@ def test_arrays_may_come_in_any_guise() -> None:
         {"labels": given["labels"] - 30},
         {"labels": names},
         {"labels": names.astype(object), "parts": list(given["parts"])},
-        {"name": "features"},
+        {"features": given["features"][::-1].copy()[::-1]},
+        {"features": given["features"].astype(">f8")},
+        {"parts": [PARTS.index(Part(part)) for part in given["parts"]]},
+        {"parts": [Part(part) for part in given["parts"]]},
     ]
+    read_only = given["features"].astype(np.float32)
+    read_only.setflags(write=False)
+    guises.append({"features": read_only})
     for guise in guises:
         other = fewgraft.evaluate("+pr", FeatureSet(**given | guise), episodes=FEW)
         assert same(one.scores, other.scores), guise
@@ -320,10 +365,11 @@ def with_nan(features: NDArray[np.float64]) -> NDArray[np.float64]:
     [
         (lambda a: {"features": with_nan(a["features"])}, "NaN or infinity, first in row 7"),
         (lambda a: {"features": a["features"] * 1e300}, "NaN or infinity"),
-        (lambda a: {"features": a["features"][:, 0]}, r"not numbers \[n, d\]"),
-        (lambda a: {"features": a["features"][:, :0]}, r"not numbers \[n, d\]"),
-        (lambda a: {"features": a["features"] * 1j}, r"not numbers \[n, d\]"),
-        (lambda a: {"features": [["a"]]}, "features are not an array of numbers"),
+        (lambda a: {"features": a["features"][:, 0]}, r"features are \[1260\], not \[n, d\]"),
+        (lambda a: {"features": a["features"][:, :0]}, r"features are \[1260, 0\], not \[n, d\]"),
+        (lambda a: {"features": a["features"] * 1j}, "complex128, not an array of real numbers"),
+        (lambda a: {"features": torch.ones(2, 2) * 1j}, "complex64, not an array of real numbers"),
+        (lambda a: {"features": [["a"]]}, "features are <U1, not an array of real numbers"),
         (lambda a: {"features": [[1.0], [1.0, 2.0]]}, "features are not an array of numbers"),
         (lambda a: {"labels": a["labels"][:-1]}, r"labels are \[1259\], not \[1260\]"),
         (lambda a: {"labels": a["labels"] + 0.5}, "not whole numbers or names"),
@@ -333,6 +379,7 @@ def with_nan(features: NDArray[np.float64]) -> NDArray[np.float64]:
             lambda a: {"parts": np.char.replace(a["parts"], "novel", "new")},
             "there is no part 'new/",
         ),
+        (lambda a: {"parts": np.full(1260, 6)}, "there is no part '6'"),
         (lambda a: {"labels": a["labels"] % 9}, "is in novel/test and in a base part"),
         (lambda a: {"weights": np.ones((9, 16))}, r"weights are \[9, 16\], not \[10, 16\]"),
         (lambda a: {"weights": np.full((10, 16), np.inf)}, "weights hold NaN"),
@@ -354,7 +401,7 @@ def test_what_arrays_cannot_do() -> None:
     data = FeatureSet(**arrays())
     with pytest.raises(FewgraftError, match="moves the network"):
         fewgraft.evaluate("+fixmatch", data, episodes=FEW)
-    with pytest.raises(FewgraftError, match="leave model away"):
+    with pytest.raises(FewgraftError, match="leave model out"):
         fewgraft.evaluate("+pr", data, model="runs/icons")
     with pytest.raises(FewgraftError, match="novel/val has 0 classes"):
         fewgraft.evaluate("+pr", data, split="val")

@@ -26,7 +26,7 @@ from fewgraft.model import CosineModel, load_model
 from fewgraft.progress import track
 from fewgraft.split_features import EpisodeFeatures, SplitFeatures, chunks
 from fewgraft.training.recipe import load_recipe, recipe_names, tuned_method
-from fewgraft.zoo import models_folder, stage_model
+from fewgraft.zoo import models_folder, stage_model, where_to_get
 
 OBJECT_STAGE = "algorithm-2"  # whose model a method object gets: the last stage of training
 COMPARED = ("acc", "delta", "b_all", "n_all")
@@ -89,6 +89,7 @@ def evaluate(
     chosen = _choose(method, _name(source), settings)
     features = _features(source, model, chosen.stage, settings.split, place)
     sampled, labels = sample_episodes(_pools(source, settings.split), settings, episodes)
+    _ = features.bank  # first, so that computing it has a progress of its own
     parts = chunks(episodes, settings, chosen.method)
     scores = join_scores(
         features.scores(chosen.method, sampled, labels, part)
@@ -337,7 +338,7 @@ def _episode_settings(
             if value not in (default, getattr(settings, name)):
                 raise FewgraftError(
                     f"{name} is {value}, but the settings say {getattr(settings, name)}",
-                    f"EpisodeSettings say it: leave {name} away.",
+                    f"EpisodeSettings say it: leave {name} out.",
                 )
     if settings.split not in ("val", "test"):
         raise FewgraftError(
@@ -378,9 +379,7 @@ def _features(
 ) -> EpisodeFeatures:
     if isinstance(data, FeatureSet):
         if model is not None:
-            raise FewgraftError(
-                "a FeatureSet has the features of its own network: leave model away"
-            )
+            raise FewgraftError("a FeatureSet has the features of its own network: leave model out")
         return data.of_split(split, device or CPU)
     opened = _open_model(model, stage, data.manifest.name)
     if device is not None and device != opened.weight.device:
@@ -395,9 +394,7 @@ def _open_model(model: str | Path | CosineModel | None, stage: str, data: str) -
         try:
             return stage_model(models_folder(data), stage)
         except FewgraftError as error:
-            raise FewgraftError(
-                error.problem, f'Train one (fewgraft train) and pass model="runs/{data}".'
-            ) from None
+            raise FewgraftError(error.problem, where_to_get(data, "model=")) from None
     folder = Path(model)
     if (folder / "model.json").is_file():
         return load_model(folder)

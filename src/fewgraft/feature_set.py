@@ -31,7 +31,7 @@ class FeatureSet:
         features: Array or tensor [n, d].
         labels: Class of each picture [n]: whole numbers or names.
         parts: Part of each picture [n]: "base/train", "base/val", "base/test", "novel/train",
-            "novel/val" or "novel/test".
+            "novel/val" or "novel/test"; or positions in this list, as `ImageStore.parts` has them.
         weights: W_b [N_b, d], one row per base class in the ascending order of their labels. None
             takes the prototypes of "base/train".
         gamma: γ of the cosine logits; training ends near 20.
@@ -142,13 +142,9 @@ class FeatureSet:
 
 def _directions(values: Array, what: str) -> Tensor:
     """Rows [n, d] as directions; they are scaled first, so that no length is too large or small."""
-    try:
-        given = values if isinstance(values, Tensor) else torch.from_numpy(np.asarray(values))
-    except (TypeError, ValueError) as error:
-        raise FewgraftError(f"{what} are not an array of numbers: {why(error)}") from None
-    if given.ndim != 2 or 0 in given.shape or given.is_complex():
-        raise FewgraftError(f"{what} are {given.dtype} {list(given.shape)}, not numbers [n, d]")
-    rows = given.detach().cpu().float()
+    rows = _floats(values, what)
+    if rows.ndim != 2 or 0 in rows.shape:
+        raise FewgraftError(f"{what} are {list(rows.shape)}, not [n, d]")
     if not torch.isfinite(rows).all():
         row = int((~torch.isfinite(rows)).any(1).nonzero()[0])
         raise FewgraftError(f"{what} hold NaN or infinity, first in row {row}")
@@ -156,14 +152,31 @@ def _directions(values: Array, what: str) -> Tensor:
     return directions(rows / longest.clamp(min=torch.finfo(rows.dtype).tiny))
 
 
+def _floats(values: Array, what: str) -> Tensor:
+    """In single precision, on the CPU, whatever they came as."""
+    if isinstance(values, Tensor) and not values.is_complex():
+        return values.detach().cpu().float()
+    try:
+        given = np.asarray(values)
+    except (TypeError, ValueError) as error:
+        raise FewgraftError(f"{what} are not an array of numbers: {why(error)}") from None
+    if given.dtype.kind not in "fiub":
+        raise FewgraftError(f"{what} are {given.dtype}, not an array of real numbers")
+    with np.errstate(over="ignore"):  # infinity, which is refused later
+        return torch.from_numpy(np.array(given, np.float32, order="C"))
+
+
 def _codes(parts: Array, n: int) -> NDArray[np.uint8]:
-    """[n] positions in `PARTS`."""
-    given = _column(parts, "parts", n).astype(str)
-    found, inverse = np.unique(given, return_inverse=True)
-    for name in found:
-        if name not in list(PARTS):
-            raise FewgraftError(f"there is no part '{name}'", nearest(str(name), PARTS))
-    return np.array([Part(name).code for name in found], np.uint8)[inverse]
+    """[n] positions in `PARTS`, of names or of such positions."""
+    given = _column(parts, "parts", n)
+    found, inverse = np.unique(given.astype(str), return_inverse=True)
+    known = {str(part): part.code for part in PARTS}
+    if given.dtype.kind in "iu":
+        known = {str(part.code): part.code for part in PARTS}
+    for name in found.tolist():
+        if name not in known:
+            raise FewgraftError(f"there is no part '{name}'", nearest(name, known))
+    return np.array([known[name] for name in found.tolist()], np.uint8)[inverse]
 
 
 def _names(labels: Array, n: int) -> NDArray[Any]:

@@ -24,12 +24,12 @@ def models_folder(name: str) -> Path:
     raise FewgraftError(f"the package has no trained models for '{name}'", where_to_get(name))
 
 
-def where_to_get(name: str) -> str:
-    """What to do for models that are not in the package."""
-    train = f"`fewgraft train {name} --out runs/{name}` trains them: pass --models runs/{name}."
+def where_to_get(name: str, option: str = "--models ") -> str:
+    """What to do for models that are not in the package; `option` takes their folder."""
+    train = f"`fewgraft train {name} --out runs/{name}` trains them: pass {option}runs/{name}."
     if name not in IN_SOURCE_TREE:
         return train
-    return f"The project's source tree has them: pass --models SOURCE/zoo/{name}. {train}"
+    return f"The project's source tree has them: pass {option}SOURCE/zoo/{name}. {train}"
 
 
 def stage_model(folder: Path, stage: str) -> CosineModel:

@@ -197,7 +197,9 @@ def _picture_settings(processor: Mapping[str, Any]) -> dict[str, Any]:
     else:
         mean, std = [0.0] * 3, [1.0] * 3
     if not _numbers(mean) or not _numbers(std) or abs(_rescale(processor) * 255 - 1) > 1e-3:
-        raise FewgraftError(f"the {PROCESSOR} tells no mean and deviation of pixels from 0 to 1")
+        raise FewgraftError(
+            f"the {PROCESSOR} has no mean and standard deviation of pixels from 0 to 1"
+        )
     return {"size": size, "crop": crop, "mean": mean, "std": std}
 
 

@@ -44,7 +44,7 @@ def _settings(name: str) -> BackboneSettings:
     data = extra("timm.data", EXTRA).resolve_data_config({}, model=network)
     _, height, width = data["input_size"]
     if height != width:
-        raise FewgraftError(f"timm:{name} sees {width}×{height} pixels, and only squares will do")
+        raise FewgraftError(f"timm:{name} takes {width}×{height} pixels, which is not a square")
     return {
         "width": getattr(network, "head_hidden_size", network.num_features),
         "size": height,

@@ -153,7 +153,7 @@ class Results:
     def lock(self, name: str) -> Lock | None:
         """The right to compute a row; None while another process has it."""
         try:
-            return take_lock(self._lock_path(name), FewgraftError("the row is in work"))
+            return take_lock(self._lock_path(name), FewgraftError("the row is being computed"))
         except Busy:
             return None
 

@@ -249,6 +249,6 @@ def _tell(outcome: "Outcome") -> None:
 
 def _tell_failures(failed: Mapping[str, str]) -> None:
     for photo, why in list(failed.items())[:SHOWN]:
-        typer.echo(f"passed over {photo}: {why}", err=True)
+        typer.echo(f"skipped {photo}: {why}", err=True)
     if len(failed) > SHOWN:
         typer.echo(f"... and {len(failed) - SHOWN} more", err=True)

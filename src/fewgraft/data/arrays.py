@@ -32,7 +32,7 @@ def read_header(stream: IO[bytes], dtype: DTypeLike, size: int) -> Shape:
         raise ValueError(f"it holds {found} {shape}{order}, not {wanted}")
     there = size - stream.tell()
     if any(side < 0 for side in shape) or math.prod(shape) * wanted.itemsize != there:
-        raise ValueError(f"it is damaged: it has not the bytes of {wanted} {shape}")
+        raise ValueError(f"it is damaged: it does not have the bytes of {wanted} {shape}")
     return shape
 
 

@@ -125,7 +125,7 @@ def _refuse_if(source: Source, written: _Written, strict: bool) -> None:
         raise FewgraftError(
             f"{len(written.skipped)} of {source.total} pictures cannot be read:\n"
             + describe_skipped(written.skipped),
-            "Mend or remove them, or leave out --strict to skip them. Nothing was stored.",
+            "Fix or remove them, or leave out --strict to skip them. Nothing was stored.",
         )
     if not written.labels:
         raise FewgraftError(

@@ -41,7 +41,7 @@ class RunLog:
 
 
 def read_log(path: Path) -> list[dict[str, float]]:
-    """The rows of a log; what is none is passed over: a killed run may leave half a line."""
+    """The rows of a log; what is none is skipped: a killed run may leave half a line."""
     with reading(path, "readable log"):
         lines = read_whole(path, LARGEST).decode(errors="replace").splitlines()
     return [row for row in map(_row, lines) if row]

@@ -216,5 +216,5 @@ def _unused(outcome: Outcome, names: Names) -> Html:
         tag("ul", *more, class_="files"),
         tag("p", f"And {rest} more.", class_="note") if rest else "",
     )
-    text = f"{counted(len(outcome.failed), 'photo')} passed over; the others were not affected."
+    text = f"{counted(len(outcome.failed), 'photo')} skipped; the others were not affected."
     return joined([tag("p", text), tag("ul", *first, class_="files"), unfolded if more else ""])

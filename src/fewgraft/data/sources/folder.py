@@ -30,7 +30,7 @@ class Split:
 
 
 def list_classes(path: Path, at_least: int = 3) -> dict[str, list[Path]]:
-    """{class name: files, sorted} of a tree; hidden files and folders are passed over."""
+    """{class name: files, sorted} of a tree; hidden files and folders are skipped."""
     if not path.is_dir():
         raise FewgraftError(f"{path} is not a folder")
     folders = sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
@@ -46,7 +46,7 @@ def list_classes(path: Path, at_least: int = 3) -> dict[str, list[Path]]:
 
 
 def list_files(folder: Path) -> list[Path]:
-    """Files below a folder, sorted; hidden ones and what systems leave behind are passed over."""
+    """Files below a folder, sorted; hidden ones and what systems leave behind are skipped."""
     return sorted(
         p
         for p in folder.rglob("*")
