@@ -310,6 +310,8 @@ def test_the_registry_names_the_papers_methods() -> None:
         method_spec("proposd")
     with pytest.raises(FewgraftError, match="Did you mean 'steps'"):
         method_spec("+pr").method.changed(step=3)
+    with pytest.raises(FewgraftError, match="'steps' is beyond ±1,000,000"):
+        method_spec("+pr").method.changed(steps=10**5000)
 
 
 @pytest.mark.parametrize("name", list(methods()))

@@ -181,7 +181,7 @@ class Method(ABC):
         except ValidationError as error:
             raise FewgraftError(f"hyper-parameter '{name}': {first_problem(error)}") from None
         if isinstance(value, (int, float)) and abs(value) > LARGEST_VALUE:
-            raise FewgraftError(f"hyper-parameter '{name}': {value:.3g} is too large")
+            raise FewgraftError(f"hyper-parameter '{name}' is beyond ±{LARGEST_VALUE:,.0f}")
 
 
 @dataclass(frozen=True)
