@@ -92,6 +92,7 @@ def test_weights_have_a_name(icons: ImageStore) -> None:
     assert len({*names, weights_hash(shipped_model("icons", "algorithm-1"))}) == 2
 
 
+@pytest.mark.numerical
 def test_the_network_keeps_what_does_not_move(icons: ImageStore) -> None:
     model = shipped_model("icons", "algorithm-2")
     pictures = torch.from_numpy(icons.indices(Part.NOVEL_TEST)[::40].copy())
@@ -125,6 +126,7 @@ def test_a_random_view_does_not_depend_on_who_asks_first(icons: ImageStore) -> N
 # --- rows ---
 
 
+@pytest.mark.numerical
 def test_rows_are_what_evaluation_says(bench: Bench, icons: ImageStore, tmp_path: Path) -> None:
     ((row, computed),) = run([a_job()], Results(tmp_path), bench)
     assert computed
@@ -184,6 +186,7 @@ def test_a_row_can_be_computed_from_its_record(bench: Bench, tmp_path: Path) -> 
         results.row("zzz")
 
 
+@pytest.mark.numerical
 def test_settings_without_base_classes(bench: Bench, tmp_path: Path) -> None:
     wanted = [a_job("soft-k-means", "semi-fsl"), a_job("nearest-prototype", "fsl", 5)]
     rows = [row for row, _ in run(wanted, Results(tmp_path), bench)]
@@ -398,6 +401,7 @@ def test_features_of_a_foreign_model_are_refused(icons: ImageStore) -> None:
         SplitFeatures(model, icons)
 
 
+@pytest.mark.numerical
 def test_features_are_directions_from_the_door_on(icons: ImageStore) -> None:
     features = SplitFeatures(shipped_model("icons", "pre-trained"), icons)
     settings = EpisodeSettings.paper("s2i", 1)
@@ -412,6 +416,7 @@ def test_features_are_directions_from_the_door_on(icons: ImageStore) -> None:
     torch.testing.assert_close(moving, task.support, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.numerical
 def test_a_bank_takes_features_of_any_length() -> None:
     features, pictures = torch.tensor([[3.0, 4.0], [0.0, 0.0]]), torch.tensor([4, 1])
     bank = FeatureBank.of(features, pictures, 6)

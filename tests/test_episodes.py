@@ -22,6 +22,8 @@ from fewgraft.episodes import (
 )
 from fewgraft.errors import FewgraftError
 
+pytestmark = pytest.mark.numerical
+
 
 def made_pools(novel: list[int], base: list[int], scatter: int = 1) -> Pools:
     """Classes with these numbers of pictures; base classes first, indices `scatter` apart."""

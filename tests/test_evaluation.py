@@ -287,6 +287,7 @@ def arrays(d: int = 16, per_class: int = 70) -> Arrays:
     return {"features": features, "labels": labels, "parts": parts}
 
 
+@pytest.mark.numerical
 def test_arrays_give_the_numbers_of_the_store(icons: ImageStore) -> None:
     model = shipped_model("icons", "algorithm-2")
     chosen = np.flatnonzero(np.isin(icons.parts, [PARTS.index(p) for p in PARTS if "test" in p]))
@@ -303,6 +304,7 @@ def test_arrays_give_the_numbers_of_the_store(icons: ImageStore) -> None:
         assert same(whole.scores, fewgraft.evaluate(method, data, setting, 5, FEW).scores)
 
 
+@pytest.mark.numerical
 def test_w_b_is_the_mean_direction_of_base_train() -> None:
     given = arrays()
     data = FeatureSet(**given)
@@ -323,6 +325,7 @@ def test_plain_arrays_are_data() -> None:
         fewgraft.evaluate("+pr", [given["features"]])  # type: ignore[arg-type]
 
 
+@pytest.mark.numerical
 def test_arrays_may_come_in_any_guise() -> None:
     given = arrays()
     one = fewgraft.evaluate("+pr", FeatureSet(**given), episodes=FEW)
@@ -352,6 +355,7 @@ def test_arrays_may_come_in_any_guise() -> None:
         assert other.compare(one).summary()["acc"].ties == FEW
 
 
+@pytest.mark.numerical
 def test_the_order_of_base_and_novel_labels_does_not_matter() -> None:
     given = arrays()
     turned = given["labels"].max() - given["labels"]  # base classes have the largest labels

@@ -16,6 +16,8 @@ from fewgraft.data.parts import BASE_PARTS, PARTS, Part
 from fewgraft.data.splits import EMBEDDED
 from fewgraft.data.store import ImageStore, verify_store
 
+pytestmark = pytest.mark.numerical
+
 LICENCES = {
     "MIT",
     "Apache-2.0",

@@ -129,6 +129,7 @@ def test_pretraining_sees_every_picture_once_an_epoch(colours: ImageStore, recip
     assert phase._chosen(3).tolist() == first[48:64].tolist(), "a step depends on its number alone"
 
 
+@pytest.mark.numerical
 def test_pretraining_loss_is_the_cross_entropy(colours: ImageStore, recipe: Recipe) -> None:
     quiet = recipe.model_copy(
         update={
@@ -159,6 +160,7 @@ def with_pretraining(recipe: Recipe, **changes: object) -> Recipe:
     return recipe.model_copy(update={"pretraining": section})
 
 
+@pytest.mark.numerical
 def test_rotated_pictures_come_on_top_and_are_told_by_a_head_of_their_own(
     colours: ImageStore, recipe: Recipe
 ) -> None:
@@ -211,6 +213,7 @@ def test_the_step_may_be_kept_for_either_group_apart(colours: ImageStore, recipe
     assert joint["score"] == pytest.approx((joint["acc_1"] + joint["acc_2"]) / 2)
 
 
+@pytest.mark.numerical
 def test_distillation_weighs_labels_against_the_teachers_answers(
     colours: ImageStore, recipe: Recipe
 ) -> None:
@@ -237,6 +240,7 @@ def test_distillation_weighs_labels_against_the_teachers_answers(
     assert found == pytest.approx(total / len(labels), rel=1e-4)
 
 
+@pytest.mark.numerical
 def test_distillation_ends_between_teacher_and_student(colours: ImageStore, recipe: Recipe) -> None:
     config = Distillation(**recipe.pretraining.model_dump(), teacher_share=0.25)
     teacher, student = small_model(colours), small_model(colours)
@@ -310,6 +314,7 @@ def plain_episode_loss(
 
 @pytest.mark.parametrize("algorithm", [1, 2])
 @pytest.mark.parametrize("moves", ["all", "last-block"])
+@pytest.mark.numerical
 def test_meta_training_is_the_papers_loop_body(
     colours: ImageStore, recipe: Recipe, algorithm: int, moves: str
 ) -> None:
@@ -331,6 +336,7 @@ def test_meta_training_is_the_papers_loop_body(
         assert loss.item() == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.numerical
 def test_algorithm_2_learns_from_the_unlabelled_set_through_the_pseudo_labels(
     colours: ImageStore, recipe: Recipe
 ) -> None:
@@ -348,6 +354,7 @@ def test_algorithm_2_learns_from_the_unlabelled_set_through_the_pseudo_labels(
         assert torch.isfinite(parameter.grad).all(), name
 
 
+@pytest.mark.numerical
 def test_disjoint_training_classes_need_no_overwriting(tmp_path: Path, recipe: Recipe) -> None:
     split = SPLIT.replace('"4", "5"]', '"4"]\n"novel/train" = ["5", "11"]').replace(
         '["11", "12"]', '["12"]'
@@ -364,6 +371,7 @@ def test_disjoint_training_classes_need_no_overwriting(tmp_path: Path, recipe: R
 
 
 @pytest.mark.parametrize("moves", ["all", "last-block"])
+@pytest.mark.numerical
 def test_rotated_base_classes_can_be_the_novel_ones(
     colours: ImageStore, recipe: Recipe, moves: str
 ) -> None:
@@ -390,6 +398,7 @@ def test_rotated_base_classes_can_be_the_novel_ones(
 
 
 @pytest.mark.parametrize("algorithm", [1, 2])
+@pytest.mark.numerical
 def test_shares_of_a_step_make_the_whole(
     colours: ImageStore, recipe: Recipe, algorithm: int
 ) -> None:
@@ -474,6 +483,7 @@ def test_a_diverging_run_stops_and_says_what_to_lower(
     assert not (run / "pre-trained").exists()
 
 
+@pytest.mark.numerical
 def test_checkpoints_hold_everything(colours: ImageStore, recipe: Recipe, tmp_path: Path) -> None:
     model = small_model(colours)
     phase = Pretrain(model, colours, recipe)

@@ -15,6 +15,8 @@ from fewgraft.metrics import paired
 from fewgraft.split_features import SplitFeatures
 from fewgraft.zoo import CHECKOUT_ZOO, IN_SOURCE_TREE, ZOO, shipped_model, stage_model
 
+pytestmark = pytest.mark.numerical
+
 REFINED = PrototypeRefinement(steps=5)
 STAGES = ("pre-trained", "algorithm-1", "algorithm-2")
 
