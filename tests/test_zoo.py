@@ -15,8 +15,6 @@ from fewgraft.metrics import paired
 from fewgraft.split_features import SplitFeatures
 from fewgraft.zoo import CHECKOUT_ZOO, IN_SOURCE_TREE, ZOO, shipped_model, stage_model
 
-pytestmark = pytest.mark.numerical
-
 REFINED = PrototypeRefinement(steps=5)
 STAGES = ("pre-trained", "algorithm-1", "algorithm-2")
 
@@ -37,6 +35,7 @@ def test_icons_models_are_small() -> None:
     assert {path.name for path in files} == {"model.json", "model.safetensors"}
 
 
+@pytest.mark.numerical
 def test_the_shipped_models_do_what_the_docs_say(icons: ImageStore) -> None:
     """On 150 test episodes: good base accuracy; refined, Algorithm 2 is above Algorithm 1."""
     first, second = (SplitFeatures(shipped_model("icons", s), icons) for s in STAGES[1:])
