@@ -228,6 +228,25 @@ def test_heads_that_would_fill_the_memory(tmp_path: Path) -> None:
         assert not why_not_clean(read, tmp_path / f"{name}.pt"), name
 
 
+@pytest.mark.parametrize("archive", [False, True], ids=["old file", "archive"])
+def test_a_long_name_in_a_head_is_no_endless_search(tmp_path: Path, archive: bool) -> None:
+    """torch would look for what it refuses in a message that holds the name."""
+    (names := tmp_path / "names.txt").write_text("a\nb\nc")
+    plain, changed = tmp_path / "plain.pt", tmp_path / "changed.pt"
+    torch.save({"w": torch.ones(3, 4)}, plain, _use_new_zipfile_serialization=archive)
+    call = b"c" + b"x" * 200_000 + b"\nname\n."
+    if archive:
+        with zipfile.ZipFile(plain) as old, zipfile.ZipFile(changed, "w") as new:
+            for name in old.namelist():
+                new.writestr(name, call if name.endswith(".pkl") else old.read(name))
+    else:
+        start = plain.read_bytes().index(b"}", 60)  # the state dict, behind what is written first
+        changed.write_bytes(plain.read_bytes()[:start] + call)
+    with pytest.raises(FewgraftError, match=r"changed.pt holds a name of 200,\d\d\d characters"):
+        read_head(changed, names)
+    assert read_head(plain, names)[0].shape == (3, 4)
+
+
 def graph(path: Path, *nodes: Any, weights: Sequence[Any]) -> Path:
     """A network of these nodes, from x [n, 3, 16, 16] to y."""
     onnx = extra("onnx", "onnx")

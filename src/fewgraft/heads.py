@@ -1,15 +1,18 @@
-"""The classes that a classifier from elsewhere knows: one weight vector a class, with its name.
+"""The classes that a classifier from elsewhere knows: one weight vector per class, with its name.
 
 Read from safetensors, an ONNX file or a torch state dict. Only directions count in a cosine
 classifier: biases are dropped, and a linear head answers a little differently without them.
 """
 
+import contextlib
+import itertools
 import json
+import pickletools
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from safetensors.torch import load_file
@@ -21,6 +24,9 @@ from fewgraft.parsing import read_text
 
 STATE_DICTS = (".pt", ".pth", ".bin", ".ckpt")
 SUFFIXES = (".safetensors", ".onnx", *STATE_DICTS)
+
+LONGEST_NAME = 10_000  # characters of what a state dict names
+OLD_PROGRAMS = 5  # magic number, version, system, state dict, keys of its tensors
 
 Tensors = Mapping[str, Tensor]
 
@@ -60,7 +66,7 @@ def read_head(
 
 def read_names(path: Path) -> tuple[str, ...]:
     """Class names from a text file with one per line, or from a JSON list."""
-    with reading(path, "list of class names", "One a line, or a JSON list."):
+    with reading(path, "list of class names", "One per line, or a JSON list."):
         text = read_text(path)
         names = json.loads(text) if path.suffix == ".json" else text.strip("\r\n").splitlines()
         if not isinstance(names, list) or not all(isinstance(n, str) and n.strip() for n in names):
@@ -93,6 +99,7 @@ def _tensors(file: Path, last: bool) -> Tensors:
         if file.suffix == ".onnx":
             return _of_graph(extra("onnx", "onnx"), file, last)
         _refuse_packed(file)
+        _refuse_long_names(file)
         return dict(_flat(torch.load(file, map_location="cpu", weights_only=True)))
 
 
@@ -103,6 +110,34 @@ def _refuse_packed(file: Path) -> None:
     with zipfile.ZipFile(file) as archive:
         if sum(member.file_size for member in archive.infolist()) > file.stat().st_size:
             raise ValueError("it would unpack to more than its size")
+
+
+def _refuse_long_names(file: Path) -> None:
+    """torch searches the message that names what it refuses, in time that is quadratic in it."""
+    for pickle in _pickles(file):
+        with contextlib.suppress(ValueError, IndexError):  # torch says what is wrong with it
+            for _, argument, _ in itertools.chain.from_iterable(_programs(pickle)):
+                if isinstance(argument, str | bytes) and len(argument) > LONGEST_NAME:
+                    raise FewgraftError(f"{file} holds a name of {len(argument):,} characters")
+
+
+def _pickles(file: Path) -> Iterator[IO[bytes]]:
+    """The programs of a file: members of an archive or, as torch wrote before, its beginning."""
+    if not zipfile.is_zipfile(file):
+        with file.open("rb") as old:
+            yield old
+        return
+    with zipfile.ZipFile(file) as archive:
+        for member in archive.namelist():
+            if member.endswith(".pkl"):
+                with archive.open(member) as own:
+                    yield own
+
+
+def _programs(pickle: IO[bytes]) -> Iterator[Iterator[Any]]:
+    """One after the other; an old file has a few, and the numbers of its tensors behind them."""
+    for _ in range(OLD_PROGRAMS):
+        yield pickletools.genops(pickle)
 
 
 def _flat(content: Any) -> Iterator[tuple[str, Tensor]]:
