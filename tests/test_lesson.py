@@ -11,15 +11,24 @@ from torch.nn.functional import normalize
 
 from fewgraft.app.learning import lesson as lessons
 from fewgraft.app.learning.base import best_gamma, left_out_cosines
+from fewgraft.app.learning.bordering import SHIFTS, Bordering, Seen
 from fewgraft.app.learning.judging import (
     Judged,
     JudgedLesson,
     Trial,
     choose_threshold,
     count_of,
-    hold_back,
+    unknown_below,
 )
-from fewgraft.app.learning.lesson import AS_MANY_AS, Known, Lesson, left_out_logits
+from fewgraft.app.learning.lesson import (
+    AS_MANY_AS,
+    Known,
+    Learnt,
+    LeftOut,
+    Lesson,
+    left_out_examples,
+)
+from fewgraft.border import Border, Tradeoff
 from fewgraft.methods.base import Task
 from fewgraft.methods.prototype_refinement import PrototypeRefinement
 from fewgraft.prototypes import Refinement, cosine_logits, directions
@@ -84,13 +93,14 @@ def test_a_class_named_again_remembers_what_it_was() -> None:
     bounded = many.learnt(with_unlabelled=False).known.weights[4]
     whole = AS_MANY_AS * lesson.known.weights[4] + directions[1] + directions[2]
     torch.testing.assert_close(bounded, normalize(whole, dim=-1))
-    with_unlabelled = lesson.learnt().unlabelled_parts()
-    assert next(with_unlabelled).logits.shape == (50, K + 2)
+    assert lesson.learnt().taught_places.tolist() == [K, 4, K + 1]
 
 
 def test_left_out_examples_had_no_say() -> None:
     lesson = make()
-    places, logits = left_out_logits(lesson, with_unlabelled=False)
+    left_out = left_out_examples(lesson, with_unlabelled=False)
+    places, logits = left_out.places, left_out.logits
+    assert left_out.counts.tolist()[0] == [1, 1, 3]
     assert places == [1, 2, 3, 4, 5], "the only example of x cannot be left out"
     directions = normalize(lesson.support, dim=-1)
     for place, row in zip(places, logits, strict=True):
@@ -116,24 +126,106 @@ def test_the_record_tells_when_a_picture_began_to_help() -> None:
     assert not len(lesson.learnt(with_unlabelled=False).step_helped)
 
 
+def test_what_old_classes_make_of_the_unlabelled_set_is_computed_once() -> None:
+    for names in (("x", "y", "z"), ("x", "old 4", "z")):
+        learnt = make(names).learnt()
+        learnt = replace(learnt, bias=torch.tensor([0.5, 0.25, -1.0]))
+        whole = learnt.known.logits(torch.from_numpy(learnt.lesson.unlabelled)).softmax(-1)
+        [part] = learnt.unlabelled_parts()
+        torch.testing.assert_close(part.scores, whole.topk(2, dim=-1).values)
+        assert part.places.tolist() == whole.topk(2, dim=-1).indices.tolist()
+
+
+def seen(learnt: Learnt, photos: Tensor, labels: Tensor, left_out: LeftOut | None = None) -> Seen:
+    none = LeftOut([], torch.empty(0, 0), torch.empty(0, 3))
+    return Seen(learnt, learnt.known.logits(photos), labels, left_out or none)
+
+
 def test_new_classes_are_held_back_just_enough() -> None:
+    """Nothing was rehearsed and no example is left out: nothing speaks for a push."""
     learnt = make().learnt(with_unlabelled=False)
     photos, labels = features(5, 200), torch.arange(200) % K
     photos = photos + 2 * learnt.known.weights[labels]
-    logits = learnt.known.logits(photos)
-    before = (logits[:, :K].argmax(-1) == labels).float().mean()
-    lost = {}
+    before = (learnt.known.logits(photos)[:, :K].argmax(-1) == labels).sum().item()
+
+    def lost(bias: Tensor) -> int:
+        held = replace(learnt, bias=bias)
+        return int(before - (held.known.logits(photos).argmax(-1) == labels).sum())
+
+    chosen = {}
     for tolerance in (0.0, 0.02, 0.1, 1.0):
-        bias = hold_back(learnt, photos, labels, tolerance)
-        held = replace(learnt, held_back=bias)
-        after = (held.known.logits(photos).argmax(-1) == labels).float().mean()
-        assert (before - after).item() <= tolerance + 1e-6
-        looser = replace(learnt, held_back=bias + 0.25)
-        if bias < 0:
-            too_much = (looser.known.logits(photos).argmax(-1) == labels).float().mean()
-            assert (before - too_much).item() > tolerance, "a smaller bias would not do"
-        lost[tolerance] = bias
-    assert lost[0.0] < lost[0.02] < lost[1.0] == 0.0
+        bias = Bordering(None, tolerance).of(seen(learnt, photos, labels)).bias
+        assert lost(bias) - lost(bias) ** 0.5 <= 200 * tolerance + 1e-6
+        if bias[0] < 0:
+            looser = lost(bias + 9.0 / 80)
+            assert looser - looser**0.5 > 200 * tolerance, "a smaller bias would not do"
+        chosen[tolerance] = bias[0].item()
+    assert chosen[0.0] < chosen[0.02] < chosen[1.0] == 0.0
+
+
+def curve(lost: list[float], found: list[float]) -> Tradeoff:
+    return Tradeoff(lost=tuple(lost), error=(0.0,) * len(lost), found=tuple(found))
+
+
+BORDER = Border(
+    counts=(1, 4),
+    biases=(0.2, 0.1),
+    shifts=(-0.1, 0.0, 0.1),
+    without_unlabelled=curve([0.0, 0.01, 0.05], [0.2, 0.5, 0.8]),
+    with_unlabelled=(
+        curve([0.0, 0.03, 0.1], [0.1, 0.2, 0.3]),
+        curve([0.0, 0.01, 0.02], [0.4, 0.6, 0.9]),
+    ),
+    shares=(0.1, 0.5),
+    ways=3,
+    lessons=18,
+)
+
+
+def test_a_rehearsed_border_goes_by_the_photos_behind_a_prototype() -> None:
+    assert BORDER.bias([1, 2, 4, 100]) == pytest.approx([0.2, 0.15, 0.1, 0.1])
+    assert BORDER.curve(None) == BORDER.without_unlabelled
+    assert BORDER.curve(0.3).lost == pytest.approx((0.0, 0.02, 0.06))
+    assert BORDER.curve(0.9) == BORDER.with_unlabelled[1]
+    learnt = make().learnt(with_unlabelled=False)
+    nothing = torch.empty(0, D), torch.empty(0, dtype=torch.long)
+    for tolerance, shift in ((0.005, -0.1), (0.01, 0.0), (0.05, 0.1)):
+        bias = Bordering(BORDER, tolerance).of(seen(learnt, *nothing)).bias
+        expected = [9.0 * (b + shift) for b in BORDER.bias([1, 2, 3])]
+        assert bias.tolist() == pytest.approx(expected)
+    # Twice as many classes as were rehearsed take twice as much.
+    more = BORDER.model_copy(update={"ways": 1.5})
+    assert Bordering(more, 0.01).of(seen(learnt, *nothing)).bias[0].item() == pytest.approx(0.9)
+
+
+def test_check_photos_outweigh_rehearsals_where_they_are_many() -> None:
+    """Rehearsals would allow any push; the check photos lie where a new class does."""
+    learnt = make().learnt(with_unlabelled=False)
+    easy = curve([0.0, 0.0, 0.0], [0.1, 0.5, 0.9])
+    border = BORDER.model_copy(update={"without_unlabelled": easy, "biases": (0.0, 0.0)})
+    between = normalize(learnt.known.weights[:1] + 0.95 * learnt.novel[:1], dim=-1)
+    chosen = [
+        Bordering(border, 0.02)
+        .of(seen(learnt, between.repeat(photos, 1), torch.zeros(photos, dtype=torch.long)))
+        .bias[0]
+        .item()
+        for photos in (1, 1000)
+    ]
+    assert chosen[0] == pytest.approx(0.9)
+    assert chosen[1] < 0.9
+
+
+def test_old_classes_that_were_not_looked_at_keep_their_limit() -> None:
+    before = choose_threshold(torch.arange(100).float(), 0.05, "those of before")
+    learnt = make().learnt()
+    for check in (None, answered(5, 5, 5)):
+        judged = JudgedLesson(learnt, check, answered(9, 9, 9))
+        assert unknown_below(before, judged, 0.05) == before
+        assert unknown_below(None, judged, 0.05) is None
+    enough = JudgedLesson(learnt, answered(30, 30, 30), answered(9, 9, 9))
+    chosen = unknown_below(before, enough, 0.05)
+    assert chosen is not None
+    assert chosen.pictures == 39
 
 
 def test_unknown_rejects_no_more_than_it_may() -> None:
@@ -181,21 +273,22 @@ def test_a_lesson_at_exactly_its_tolerance_is_accepted(hundredths: int) -> None:
         for before in (photos, allowed + 1 if allowed < photos else photos):
             kept = answered(photos, before, max(0, before - allowed))
             assert not kept.loses_more_than(tolerance)
-            if before > allowed:
-                assert answered(photos, before, before - allowed - 1).loses_more_than(tolerance)
+            if before > 4 * allowed + 4:  # far more than chance explains
+                worse = answered(photos, before, before - 4 * allowed - 4)
+                assert worse.loses_more_than(tolerance)
 
 
 def test_the_unlabelled_set_is_judged_by_counts() -> None:
     learnt = make().learnt()
     left_out = answered(0, 0, 0)
-    for after, harmful in ((169, False), (168, True)):
+    for after, harmful in ((169, False), (167, False), (166, True)):
         one = JudgedLesson(learnt, answered(200, 173, after), left_out)
         assert bool(Trial(one, one).harm(0.02)) is harmful
 
 
-@pytest.mark.parametrize(("tolerance", "held"), [(0.29, False), (0.28, True)])
+@pytest.mark.parametrize(("tolerance", "held"), [(0.24, False), (0.23, True)])
 def test_new_classes_are_held_back_by_counts(tolerance: float, held: bool) -> None:
-    """Of 100 check photos 29 go to a new class that lies where they do."""
+    """Of 100 check photos 29 ± 5.4 go to a new class that lies where they do."""
     known = Known(("a", "b"), torch.eye(4)[:2], 10.0, torch.zeros(2), (1, 1))
     support = normalize(torch.tensor([[1.0, 0.0, 1.0, 0.0]]), dim=-1)
     none = np.empty((0, 4), np.float32)
@@ -204,4 +297,6 @@ def test_new_classes_are_held_back_by_counts(tolerance: float, held: bool) -> No
     )
     check = torch.cat([support.repeat(29, 1), torch.eye(4)[1:2].repeat(71, 1)])
     labels = torch.tensor([0] * 29 + [1] * 71)
-    assert (hold_back(learnt, check, labels, tolerance) < 0) is held
+    bias = Bordering(None, tolerance).of(seen(learnt, check, labels)).bias
+    assert (bias[0].item() < 0) is held
+    assert min(SHIFTS) < 0 < max(SHIFTS)

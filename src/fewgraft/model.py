@@ -21,12 +21,14 @@ from torch import Tensor, nn
 
 from fewgraft.backbones import backbone_spec, create_backbone
 from fewgraft.backbones.room import no_larger_than
+from fewgraft.border import Border
 from fewgraft.data.pictures import Pixels
 from fewgraft.data.store import LARGEST_SIZE, Channels
 from fewgraft.errors import FewgraftError, reading, writing
 from fewgraft.files import replacing_folder
 from fewgraft.parsing import read_json, validated
 from fewgraft.prototypes import cosine_logits
+from fewgraft.whitening import LARGEST_WHITENED, Space
 
 FORMAT = 1
 LARGEST_WIDTH = 1_000_000  # features
@@ -61,10 +63,12 @@ class ModelCard(BaseModel):
     std: tuple[Annotated[float, Field(gt=0)], ...]
     mirrored: bool = False  # features are the mean of a picture's and its mirror image's
     centred: bool = False  # features are taken from their mean over the base pictures
+    whitened: bool = False  # features are rooted, centred and whitened within classes
     biased: bool = False  # classes have a bias that holds them back
     # Pictures that each class was learnt from; empty: not known.
     examples: tuple[Annotated[int, Field(ge=0)], ...] = ()
     unknown: Unknown | None = None
+    border: Border | None = None  # where new classes begin; None: nothing was rehearsed
     lessons: tuple[str, ...] = ()  # what was learnt after training, one line per lesson
     stage: str = "untrained"  # pre-trained, algorithm-1, algorithm-2, learnt
     data: str = ""  # name and content hash of what it was trained on
@@ -80,6 +84,8 @@ class ModelCard(BaseModel):
             raise ValueError(f"crop: {self.crop} of a side would be {self.size} pixels")
         if len(set(self.classes)) < len(self.classes):
             raise ValueError("two classes have the same name")
+        if self.whitened and (not self.centred or self.width > LARGEST_WHITENED):
+            raise ValueError(f"whitened: only centred features, up to {LARGEST_WHITENED}, can be")
         if self.examples and len(self.examples) != len(self.classes):
             raise ValueError(f"examples has {len(self.examples)} numbers, not one for each class")
         return self
@@ -98,6 +104,11 @@ class CosineModel(nn.Module):
         self.centre: Tensor
         centre = torch.zeros(card.width)
         self.register_buffer("centre", centre, persistent=card.centred)
+        self.whitening: Tensor
+        self.offset: Tensor
+        side = card.width if card.whitened else 0
+        self.register_buffer("whitening", torch.eye(side), persistent=card.whitened)
+        self.register_buffer("offset", torch.zeros(side), persistent=card.whitened)
         self.bias: Tensor
         self.register_buffer("bias", torch.zeros(len(card.classes)), persistent=card.biased)
         self.mean: Tensor
@@ -117,9 +128,19 @@ class CosineModel(nn.Module):
 
     def embed(self, pictures: Tensor) -> Tensor:
         """Features [n, d] of prepared pictures; in training, of them alone and not their mirror."""
+        return self.place(self.backbone_features(pictures))
+
+    def backbone_features(self, pictures: Tensor) -> Tensor:
+        """What the network alone makes of prepared pictures [n, d]."""
         features: Tensor = self.backbone(pictures)
         if self.card.mirrored and not self.training:
             features = (features + self.backbone(pictures.flip(3))) / 2
+        return features
+
+    def place(self, features: Tensor) -> Tensor:
+        """Features of the network [n, d], in the space in which this model compares them."""
+        if self.card.whitened:
+            return Space(self.centre, self.whitening, self.offset)(features)
         return features - self.centre if self.card.centred else features
 
     def prepare(self, pixels: Tensor) -> Tensor:

@@ -143,7 +143,7 @@ class Network:
             features = self._head(activations)
         else:
             features = functional_call(self._head, dict(parameters), (activations,))
-        return features - self.model.centre if self.model.card.centred else features
+        return self.model.place(features)
 
     def features(self, pictures: Tensor, parameters: Parameters | None = None) -> Tensor:
         """Directions [..., d] of pictures [...] as they are."""

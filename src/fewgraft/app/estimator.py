@@ -46,9 +46,9 @@ class FewgraftClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         backbone: Name of a backbone, folder of a saved model, or a `CosineModel`; X are then
             photos: file names, bytes, arrays of pixels or Pillow images. None means that X holds
             features [n, d].
-        steps: How often prototypes are refined with unlabelled examples.
-        alpha: How far a prototype moves to its new estimate (α).
-        tolerance: Share of base accuracy that `learn` may lose on the check examples.
+        steps: How often prototypes are refined with unlabelled examples; None: as was rehearsed.
+        alpha: How far a prototype moves to its new estimate (α), with `steps`.
+        tolerance: Share of their examples that old classes may lose to new ones.
         unknown: Whether `predict` may answer "unknown"; labels must be strings then.
         keep: Whether features of photos are kept on disk.
 
@@ -77,9 +77,9 @@ class FewgraftClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self,
         backbone: str | nn.Module | None = None,
         *,
-        steps: int = 5,
+        steps: int | None = None,
         alpha: float = 0.5,
-        tolerance: float = 0.02,
+        tolerance: float = 0.015,
         unknown: bool = False,
         keep: bool = True,
     ) -> None:
@@ -154,9 +154,7 @@ class FewgraftClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             _by_class(self._checked(X), labels),
             self._checked(unlabelled) if unlabelled is not None else (),
             _by_class(self._checked(check[0]), np.asarray(check[1])) if check else None,
-            LearnSettings(
-                refinement=Refinement(steps=self.steps, alpha=self.alpha), tolerance=self.tolerance
-            ),
+            LearnSettings(refinement=self._refinement(), tolerance=self.tolerance),
             self._embedder(),
         )
         fresh = np.unique(labels[~np.isin(labels, self.classes_)])
@@ -168,6 +166,9 @@ class FewgraftClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self.backbone is None:
             new.n_features_in_ = self.n_features_in_
         return new
+
+    def _refinement(self) -> Refinement | None:
+        return None if self.steps is None else Refinement(steps=self.steps, alpha=self.alpha)
 
     def predict(self, X: Any) -> Labels:  # noqa: N803
         """A label for each row or photo.
@@ -276,7 +277,7 @@ class ArrayEmbedder:
         del what
         rows = np.asarray(photos, np.float32).reshape(-1, self.model.card.width)
         return Embedded(
-            rows - self.model.centre.numpy(),
+            self.model.place(torch.from_numpy(rows)).numpy(),
             list(range(len(rows))),
             [row.tobytes() for row in rows],
             {},

@@ -96,7 +96,7 @@ def learn(
         typer.Option(
             min=0, max=1, help="Let old classes lose so much accuracy on the check photos."
         ),
-    ] = 0.02,
+    ] = 0.015,
     unknown: Annotated[bool, typer.Option(help='Answer "unknown" where no class fits.')] = True,
     review: Annotated[
         int, typer.Option(min=0, max=10_000, help="Propose so many photos for labelling next.")

@@ -162,13 +162,14 @@ class Embedder:
         new: dict[bytes, Features] = {}
         if pixels:
             pictures = self.model.prepare(torch.from_numpy(np.stack(list(pixels.values()))))
-            computed = (self.model.embed(pictures) + self.model.centre).float().cpu().numpy()
+            computed = self.model.backbone_features(pictures).float().cpu().numpy()
             if not np.isfinite(computed).all():
                 raise FewgraftError("the network gives features that are not finite")
             new = dict(zip(pixels, computed, strict=True))
             self._cache.put(new)
         rows = np.stack([new[k] if k in new else self._cache[k] for k in (o.key for o in batch)])
-        return rows - self.model.centre.numpy() if self.model.card.centred else rows
+        placed: Features = self.model.place(torch.from_numpy(rows)).numpy()
+        return placed
 
 
 def content_of(photo: Photo) -> bytes | Pixels:

@@ -1,11 +1,12 @@
 """A base classifier: class means over features of a trained backbone, or a head that you have.
 
-The features are taken from their mean over the classes first (Wang et al., "SimpleShot", 2019):
-features of a network with rectified units all point the same way, and cosines between them tell
-little. γ is the one under which left-out photos are most likely.
+With photos enough, classes are compared in a whitened space (whitening.py), their weights are
+class means moved by the loss of Eq. 1 (head.py), and lessons are rehearsed (rehearsal.py). With
+fewer, features are taken from their mean over the classes (Wang et al., "SimpleShot", 2019) and
+weights are class means: features of a network with rectified units all point the same way, and
+cosines between them tell little. γ is the one under which left-out photos are most likely.
 """
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,17 +17,20 @@ from torch.nn.functional import cross_entropy, normalize, one_hot
 
 from fewgraft.app.features.embedding import Embedder, Photo, Tracker, track_photos
 from fewgraft.app.features.labelled import Labelled, embed_classes
+from fewgraft.app.learning.head import class_weights
 from fewgraft.app.learning.judging import choose_threshold
+from fewgraft.app.learning.rehearsal import GAMMAS, can_rehearse, rehearse, value
 from fewgraft.backbones import backbone_spec, trained_backbone
 from fewgraft.errors import FewgraftError, nearest, reading
 from fewgraft.heads import read_head
 from fewgraft.model import CosineModel, ModelCard, load_model
 from fewgraft.parsing import validated
 from fewgraft.prototypes import cosine_logits
+from fewgraft.whitening import class_means, space_of
 
-GAMMAS = torch.logspace(math.log10(2), 2, 60)  # 2 … 100
 FALSE_REJECTS = 0.05
 GUESSED_GAMMA = 20.0
+NOT_WHITENED = 1.0  # shrinkage
 
 
 def model_of_backbone(backbone: str) -> CosineModel:
@@ -34,7 +38,14 @@ def model_of_backbone(backbone: str) -> CosineModel:
     if (Path(backbone) / "model.json").is_file():
         model = load_model(Path(backbone))
         card = model.card.model_copy(
-            update={"classes": (), "examples": (), "unknown": None, "centred": True}
+            update={
+                "classes": (),
+                "examples": (),
+                "unknown": None,
+                "border": None,
+                "centred": True,
+                "whitened": False,
+            }
         )
         return CosineModel(card, model.backbone)
     spec = backbone_spec(backbone)
@@ -122,17 +133,20 @@ def base_of_head(
         unknown = choose_threshold(gamma * cosines.amax(-1), FALSE_REJECTS, "given photos")
         card = card.model_copy(update={"unknown": unknown, "metrics": {"accuracy": accuracy}})
     model = CosineModel(card, backbone.backbone)
-    with torch.no_grad():
-        model.weight.copy_(weights)
-        model.gamma.fill_(gamma)
-    return model.eval()
+    return _with_head(model, weights, gamma)
 
 
 def base_of_features(
     backbone: CosineModel, classes: tuple[str, ...], labelled: Labelled
 ) -> CosineModel:
-    """The classifier, from features that were not centred yet."""
+    """The classifier, from features as the network gives them.
+
+    Where there are enough photos to rehearse lessons with, rehearsal decides whether features are
+    whitened, and sets γ, the limit of "unknown" and the border of classes to come.
+    """
     labels = labelled.places(classes)
+    if can_rehearse(labels, len(classes)):
+        return _rehearsed_base(backbone, classes, labelled.features, labels)
     centre = class_means(labelled.features, labels, len(classes)).mean(0)
     directions = normalize(labelled.features - centre, dim=-1)
     weights = normalize(class_means(directions, labels, len(classes)), dim=-1)
@@ -140,32 +154,81 @@ def base_of_features(
     gamma = best_gamma(cosines[judged], labels[judged]) if judged.any() else GUESSED_GAMMA
     accuracy = (cosines[judged].argmax(-1) == labels[judged]).float().mean().item()
     best = gamma * cosines[judged].amax(-1)
-    card = backbone.card.model_copy(
+    can_tell = len(best) > 1
+    card = _base_card(backbone, classes, labels).model_copy(
         update={
-            "classes": classes,
-            "examples": tuple(torch.bincount(labels, minlength=len(classes)).tolist()),
             "unknown": choose_threshold(best, FALSE_REJECTS, "left-out base photos")
-            if len(best) > 1
+            if can_tell
             else None,
-            "centred": True,
-            "stage": "base",
-            "data": f"{len(labels)} photos",
             "metrics": {"left_out_accuracy": accuracy} if judged.any() else {},
-            "recipe": {},
         }
     )
     model = CosineModel(card, backbone.backbone)
     with torch.no_grad():
+        model.centre.copy_(centre)
+    return _with_head(model, weights, gamma)
+
+
+def _rehearsed_base(
+    backbone: CosineModel, classes: tuple[str, ...], features: Tensor, labels: Tensor
+) -> CosineModel:
+    shrinkage = _chosen_shrinkage(features, labels, len(classes))
+    rehearsal = rehearse(features, labels, len(classes), shrinkage=shrinkage)
+    space = space_of(features, labels, len(classes), shrinkage=shrinkage)
+    gamma = rehearsal.gamma()
+    best = gamma * rehearsal.best
+    card = _base_card(backbone, classes, labels).model_copy(
+        update={
+            "whitened": True,
+            "unknown": choose_threshold(best, FALSE_REJECTS, "held-out base photos"),
+            "border": rehearsal.border(),
+            "metrics": {
+                "held_out_accuracy": rehearsal.accuracy,
+                "unknown_auroc": rehearsal.auroc,
+            },
+        }
+    )
+    model = CosineModel(card, backbone.backbone)
+    with torch.no_grad():
+        model.centre.copy_(space.centre)
+        model.whitening.copy_(space.whitening)
+        model.offset.copy_(space.offset)
+    return _with_head(model, class_weights(space(features), labels, len(classes)), gamma)
+
+
+def _chosen_shrinkage(features: Tensor, labels: Tensor, n_classes: int) -> float | None:
+    """None, which estimates it, or 1, which whitens nothing: whichever rehearses better."""
+    ways: dict[float | None, float] = {}
+    for shrinkage in (None, NOT_WHITENED):
+        rehearsal = rehearse(features, labels, n_classes, shrinkage=shrinkage, folds=1)
+        border = rehearsal.border()
+        if border is None:
+            return NOT_WHITENED
+        curves = (border.without_unlabelled, *border.with_unlabelled)
+        gained = sum(map(value, curves)) / len(curves)
+        ways[shrinkage] = rehearsal.accuracy + gained  # of old and of new photos
+    return max(ways, key=lambda shrinkage: ways[shrinkage])
+
+
+def _base_card(backbone: CosineModel, classes: tuple[str, ...], labels: Tensor) -> ModelCard:
+    examples = tuple(torch.bincount(labels, minlength=len(classes)).tolist())
+    return backbone.card.model_copy(
+        update={
+            "classes": classes,
+            "examples": examples,
+            "centred": True,
+            "stage": "base",
+            "data": f"{len(labels)} photos",
+            "recipe": {},
+        }
+    )
+
+
+def _with_head(model: CosineModel, weights: Tensor, gamma: float) -> CosineModel:
+    with torch.no_grad():
         model.weight.copy_(weights)
         model.gamma.fill_(gamma)
-        model.centre.copy_(centre)
     return model.eval()
-
-
-def class_means(features: Tensor, labels: Tensor, n_classes: int) -> Tensor:
-    """[n, d] with labels [n] → [n_classes, d]."""
-    members = one_hot(labels, n_classes).to(features.dtype)
-    return members.T @ features / members.sum(0)[:, None]
 
 
 def left_out_cosines(directions: Tensor, labels: Tensor, n_classes: int) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,6 @@
 """Is it better with U? What old classes lose, what left-out examples say, when to reject."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -9,10 +10,11 @@ from torch import Tensor
 
 from fewgraft.app.features.embedding import Photo
 from fewgraft.app.features.labelled import Labelled
-from fewgraft.app.learning.lesson import Known, Learnt, Lesson, left_out_logits
+from fewgraft.app.learning.bordering import Bordering, Seen
+from fewgraft.app.learning.lesson import Known, Learnt, Lesson, left_out_examples
 from fewgraft.model import Unknown
 
-BIASES = [-0.25 * step for step in range(61)]  # logits by which new classes may be held back
+FEWEST_FOR_LIMIT = 20  # check photos; a limit from fewer would be a guess
 
 
 def count_of(share: float, photos: int) -> int:
@@ -54,8 +56,12 @@ class Judged:
         return self.right_after / len(self.after) if self.after else float("nan")
 
     def loses_more_than(self, tolerance: float) -> bool:
-        """Whether more photos are lost than this share of them."""
-        return self.right_before - self.right_after > count_of(tolerance, len(self.photos))
+        """Whether more photos are lost than this share of them, and more than by chance.
+
+        Check photos are a sample. Of L photos lost, about √L more or fewer would be lost of others.
+        """
+        lost = self.right_before - self.right_after
+        return lost - math.sqrt(max(lost, 0)) > count_of(tolerance, len(self.photos))
 
 
 def _right(truth: Sequence[str], answers: Sequence[str]) -> int:
@@ -108,19 +114,22 @@ def _answer(
     lesson: Lesson, check: Labelled, examples: Labelled, tolerance: float, *, with_unlabelled: bool
 ) -> JudgedLesson:
     learnt = lesson.learnt(with_unlabelled=with_unlabelled)
+    left_out = left_out_examples(lesson, with_unlabelled=with_unlabelled)
     old = _old_ones(lesson, check)
-    bias = hold_back(
-        learnt, check.features[old], check.places(learnt.known.classes)[old], tolerance
+    seen = Seen(
+        learnt,
+        learnt.known.logits(check.features[old]),
+        check.places(learnt.known.classes)[old],
+        left_out,
     )
-    learnt = replace(learnt, held_back=bias)
-    places, logits = left_out_logits(lesson, with_unlabelled=with_unlabelled)
-    logits = logits + bias * learnt.is_new if places else logits
+    bordered = Bordering(lesson.border, tolerance).of(seen)
+    learnt = replace(learnt, bias=bordered.bias)
     return JudgedLesson(
         learnt,
         _judged(lesson, learnt, check, old, learnt.known.logits(check.features[old]))
         if old
         else None,
-        _judged(lesson, learnt, examples, places, logits),
+        _judged(lesson, learnt, examples, left_out.places, bordered.left_out),
     )
 
 
@@ -128,23 +137,6 @@ def _old_ones(lesson: Lesson, check: Labelled) -> list[int]:
     """Check photos of classes that were known and are not taught."""
     others = set(lesson.known.classes) - set(lesson.taught)
     return [row for row, name in enumerate(check.names) if name in others]
-
-
-def hold_back(learnt: Learnt, features: Tensor, labels: Tensor, tolerance: float) -> float:
-    """The smallest bias on new classes with which old ones lose no more than the tolerance.
-
-    Features [n, d] and labels [n] of check photos. If no bias is enough, there is none: what is
-    lost then is not lost to the new classes.
-    """
-    if not len(features) or not learnt.is_new.any():
-        return 0.0
-    logits = learnt.known.logits(features)
-    before = (logits[:, ~learnt.is_new].argmax(-1) == labels).sum().item()
-    for bias in BIASES:
-        after = ((logits + bias * learnt.is_new).argmax(-1) == labels).sum().item()
-        if before - after <= count_of(tolerance, len(features)):
-            return bias
-    return 0.0
 
 
 def _judged(
@@ -170,17 +162,14 @@ def _names(known: Known, features: Tensor) -> tuple[str, ...]:
 def unknown_below(
     before: Unknown | None, answer: JudgedLesson, false_rejects: float
 ) -> Unknown | None:
-    """The best logit below which the answer is "unknown"; the old one where nothing can judge."""
-    logits, what = [answer.left_out.best_logit], "left-out new photos"
-    if answer.check:
-        logits, what = [answer.check.best_logit, *logits], "check photos and left-out new photos"
-    together = torch.cat(logits)
-    if len(together) < 2:
+    """The best logit below which the answer is "unknown".
+
+    Without check photos nothing says how old classes would fare, and all stays as it was.
+    """
+    if answer.check is None or len(answer.check.photos) < FEWEST_FOR_LIMIT:
         return before
-    threshold = choose_threshold(together, false_rejects, what)
-    if answer.check is None and before:  # the old classes were not looked at: do not reject more
-        threshold = min(threshold, before, key=lambda one: one.threshold)
-    return threshold
+    logits = torch.cat([answer.check.best_logit, answer.left_out.best_logit])
+    return choose_threshold(logits, false_rejects, "check photos and left-out new photos")
 
 
 def choose_threshold(best_logits: Tensor, false_rejects: float, what: str) -> Unknown:

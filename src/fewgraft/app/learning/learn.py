@@ -21,19 +21,20 @@ from fewgraft.app.features.labelled import (
 from fewgraft.app.learning.judging import Judged, JudgedLesson, Trial, unknown_below
 from fewgraft.app.learning.lesson import AS_MANY_AS, Known, Lesson
 from fewgraft.app.learning.record import UnlabelledRecord, record_of
+from fewgraft.app.learning.rehearsal import ALPHA, STEPS
 from fewgraft.errors import FewgraftError, nearest
 from fewgraft.model import CosineModel, ModelCard, Unknown
 from fewgraft.prototypes import Refinement
 
-USUAL = Refinement(steps=5, alpha=0.5)
+USUAL = Refinement(steps=5, alpha=0.5)  # where nothing was rehearsed
 
 
 @dataclass(frozen=True)
 class LearnSettings:
     """How to learn; the defaults suit most."""
 
-    refinement: Refinement = USUAL
-    tolerance: float = 0.02  # what old classes may lose of their accuracy on the check photos
+    refinement: Refinement | None = None  # None: as was rehearsed for this model
+    tolerance: float = 0.015  # share of their photos that old classes may lose
     unknown: bool = True  # answer "unknown" where nothing fits
     false_rejects: float = 0.05  # share of known pictures that may be answered so
     review: int = 20  # unlabelled pictures to be proposed for labelling
@@ -82,7 +83,8 @@ def learn(
         examples.features,
         examples.places(tuple(new)),
         pictures.features,
-        settings.refinement,
+        settings.refinement or rehearsed_refinement(model),
+        model.card.border,
     )
     trial = Trial.of(lesson, judged_by, examples, settings.tolerance)
     why_not = trial.harm(settings.tolerance) if len(pictures.features) else ""
@@ -112,6 +114,16 @@ def learn(
     )
 
 
+def rehearsed_refinement(model: CosineModel) -> Refinement:
+    """Eqs. 3–4 as this model rehearsed them."""
+    border, gamma = model.card.border, model.gamma.item()
+    if border is None:
+        return USUAL
+    return Refinement(
+        STEPS, ALPHA, gamma / border.sharpness, novel_bias=gamma * border.unlabelled_bias
+    )
+
+
 def known_of(model: CosineModel) -> Known:
     """The classifier of a model, over features."""
     card = model.card
@@ -138,6 +150,8 @@ def taught_model(
         taught.weight.copy_(known.weights)
         taught.gamma.copy_(model.gamma)
         taught.centre.copy_(model.centre)
+        taught.whitening.copy_(model.whitening)
+        taught.offset.copy_(model.offset)
         taught.bias.copy_(known.bias)
     return taught.eval()
 

@@ -1,9 +1,10 @@
 """One lesson over features: classes to teach, a few examples of each, and an unlabelled set U.
 
-The mathematics is the benchmark's (Eqs. 2–4), with two things that a benchmark does not need: U is
-gone through in parts, so that it may be larger than memory, and what each of its pictures did is
-written down. K classes are known, N are taught (some of them perhaps known already). The pages and
-commands for practitioners call U the pile.
+The mathematics is the benchmark's (Eqs. 2–4), with three things that a benchmark does not need. U
+is gone through in parts, so that it may be larger than memory. What old classes make of it is
+computed once, however often it is looked at. What each of its pictures did is written down. K
+classes are known, N are taught (some of them perhaps known already). The pages and commands for
+practitioners call U the pile.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fewgraft.app.features.cache import Features
+from fewgraft.border import Border
 from fewgraft.prototypes import (
     Refinement,
     base_evidence,
@@ -60,6 +62,7 @@ class Lesson:
     labels: Tensor  # [S] in 0 … N−1
     unlabelled: Features  # [U, d], in memory or in a file
     config: Refinement
+    border: Border | None = None  # what rehearsals say of new classes
 
     @cached_property
     def _others(self) -> Tensor:
@@ -79,6 +82,15 @@ class Lesson:
                 labels += [label] * times
         return self.known.weights[rows], torch.tensor(labels, dtype=torch.long)
 
+    @cached_property
+    def old_scores(self) -> "OldScores":
+        """What the known classes that are not taught make of U."""
+        scores = OldScores.empty(len(self.unlabelled))
+        for start, part in _parts(self.unlabelled):
+            logits = self.known.logits(part)[:, self._others]
+            scores.put(start, logits, base_evidence(logits[None], self.config)[0], self._others)
+        return scores
+
     def learnt(self, *, with_unlabelled: bool = True, left_out: int | None = None) -> "Learnt":
         """The classifier afterwards, without one of the examples if asked for."""
         kept = [place for place in range(len(self.support)) if place != left_out]
@@ -86,35 +98,39 @@ class Lesson:
         support = directions(torch.cat([self.support[kept], old]))[None]
         labels = torch.cat([self.labels[kept], old_labels])[None]
         novel = prototypes(support, labels, len(self.taught))
-        step_helped = np.zeros(0, np.int16)
-        if with_unlabelled and len(self.unlabelled):
-            own = support_sums(support, labels, len(self.taught))
-            unlabelled = self.unlabelled if left_out is None else _thinned(self.unlabelled)
-            novel, step_helped = self._refined(novel, own, unlabelled)
-        return Learnt(self, novel[0], step_helped)
+        own = support_sums(support, labels, len(self.taught))
+        if not with_unlabelled or not len(self.unlabelled):
+            return Learnt(self, novel[0], np.zeros(0, np.int16), own[1][0])
+        every = 1 if left_out is None else _stride(self.unlabelled)
+        novel, step_helped, count = self._refined(novel, own, every)
+        return Learnt(self, novel[0], step_helped, count[0])
 
     def _refined(
-        self, novel: Tensor, own: tuple[Tensor, Tensor], unlabelled: Features
-    ) -> tuple[Tensor, NDArray[np.int16]]:
-        """Eqs. 3–4 with U in parts; also the step from which each picture helped."""
+        self, novel: Tensor, own: tuple[Tensor, Tensor], every: int
+    ) -> tuple[Tensor, NDArray[np.int16], Tensor]:
+        """Eqs. 3–4 with every so-manyth picture of U, in parts.
+
+        Also the step from which each picture helped, and how many pictures count [1, N].
+        """
+        unlabelled, evidence = self.unlabelled[::every], self.old_scores.evidence[::every]
         helped = np.zeros(len(unlabelled), np.int16)
+        count = own[1]
         for step in range(1, self.config.steps + 1):
             total, count = own
             for place, part in _parts(unlabelled):
-                weights = self.part_weights(novel, part)
+                rows = slice(place, place + len(part))
+                weights = self.part_weights(novel, part, evidence[rows])
                 total = total + class_sums(weights, part[None])
                 count = count + weights.sum(1)
                 now = (weights[0].amax(-1) >= HELPED).numpy()
-                seen = helped[place : place + len(part)]
-                helped[place : place + len(part)] = np.where(now, np.where(seen, seen, step), 0)
+                helped[rows] = np.where(now, np.where(helped[rows], helped[rows], step), 0)
             novel = updated(novel, total, count, self.config)
-        return novel, helped
+        return novel, helped, count
 
-    def part_weights(self, novel: Tensor, part: Tensor) -> Tensor:
+    def part_weights(self, novel: Tensor, part: Tensor, evidence: Tensor) -> Tensor:
         """How much directions [n, d] of U count for each taught class [1, n, N]."""
-        base = base_evidence(self.known.logits(part)[None, :, self._others], self.config)
         logits = direction_logits(part[None], novel, self.known.gamma)
-        return pseudo_labels(logits, base, self.config)
+        return pseudo_labels(logits, evidence[None], self.config)
 
     def judged(self) -> tuple[int, ...]:
         """Examples that can be left out: something of their class remains."""
@@ -124,12 +140,39 @@ class Lesson:
 
 
 @dataclass(frozen=True)
+class OldScores:
+    """What old classes make of each unlabelled picture; a few numbers instead of one per class."""
+
+    evidence: Tensor  # [U] all that pseudo-labels need
+    total: Tensor  # [U] the log of the sum over old classes in Eq. 1
+    best: Tensor  # [U, 2] the two best logits, −∞ where there are none
+    places: Tensor  # [U, 2] of which known classes
+
+    @classmethod
+    def empty(cls, pictures: int) -> "OldScores":
+        """Room for the scores of so many pictures, all of them as if there were no old class."""
+        nothing = torch.full((pictures, 4), float("-inf"))
+        places = torch.zeros(pictures, 2, dtype=torch.long)
+        return cls(nothing[:, 0], nothing[:, 1], nothing[:, 2:], places)
+
+    def put(self, start: int, logits: Tensor, evidence: Tensor, classes: Tensor) -> None:
+        """Fill in what logits [n, K] over these classes [K] say of the pictures from `start` on."""
+        rows, kept = slice(start, start + len(logits)), min(2, logits.shape[-1])
+        self.evidence[rows] = evidence
+        if kept:
+            self.total[rows] = logits.logsumexp(-1)
+            self.best[rows, :kept], two = logits.topk(kept, dim=-1)
+            self.places[rows, :kept] = classes[two]
+
+
+@dataclass(frozen=True)
 class UnlabelledPart:
-    """What some unlabelled pictures, from `start` on, did."""
+    """What some unlabelled pictures, from `start` on, did and what they are taken for."""
 
     start: int
     weights: Tensor  # [n, N] how much each counted for each taught class
-    logits: Tensor  # [n, K'] over all classes afterwards
+    scores: Tensor  # [n, 2] probabilities of the two likeliest classes afterwards
+    places: Tensor  # [n, 2] which classes these are
 
 
 @dataclass(frozen=True)
@@ -139,7 +182,8 @@ class Learnt:
     lesson: Lesson
     novel: Tensor  # directions [N, d] of the taught classes
     step_helped: NDArray[np.int16]  # [U] the step from which a picture helped; 0: it did not
-    held_back: float = 0.0  # the bias of the new classes
+    counts: Tensor  # [N] how many pictures made each prototype, unlabelled ones by their weight
+    bias: Tensor | None = None  # [N] on the logits of the taught classes that are new; None: 0
 
     @cached_property
     def is_new(self) -> Tensor:
@@ -154,7 +198,10 @@ class Learnt:
         classes, examples = list(before.classes), list(before.examples)
         weights = list(directions(before.weights))
         bias = before.bias.tolist()
-        for name, weight, count in zip(self.lesson.taught, self.novel, counts, strict=True):
+        given = (torch.zeros(len(self.novel)) if self.bias is None else self.bias).tolist()
+        for name, weight, count, own in zip(
+            self.lesson.taught, self.novel, counts, given, strict=True
+        ):
             if name in before.classes:
                 place = before.classes.index(name)
                 weights[place] = weight
@@ -162,7 +209,7 @@ class Learnt:
             else:
                 classes.append(name)
                 weights.append(weight)
-                bias.append(self.held_back)
+                bias.append(own)
                 examples.append(count)
         return Known(
             tuple(classes),
@@ -172,26 +219,58 @@ class Learnt:
             tuple(examples),
         )
 
+    @property
+    def unlabelled_share(self) -> float | None:
+        """Share of U that counted for the taught classes; None where it was not used."""
+        if not len(self.step_helped):
+            return None
+        own = len(self.lesson.labels) + len(self.lesson._remembered[1])
+        return max(0.0, (self.counts.sum().item() - own) / len(self.step_helped))
+
+    @cached_property
+    def taught_places(self) -> Tensor:
+        """Places [N] of the taught classes among all classes."""
+        return places_of(self.lesson.taught, self.known.classes)
+
     def unlabelled_parts(self) -> Iterator[UnlabelledPart]:
         """U once more, in parts."""
-        for start, part in _parts(self.lesson.unlabelled):
-            weights = self.lesson.part_weights(self.novel[None], part)[0]
-            yield UnlabelledPart(start, weights, self.known.logits(part))
+        lesson, known, old = self.lesson, self.known, self.lesson.old_scores
+        for start, part in _parts(lesson.unlabelled):
+            rows = slice(start, start + len(part))
+            weights = lesson.part_weights(self.novel[None], part, old.evidence[rows])[0]
+            taught = direction_logits(part, self.novel, known.gamma)
+            taught = taught + known.bias[self.taught_places]
+            total = torch.logaddexp(old.total[rows], taught.logsumexp(-1))
+            everything = torch.cat([old.best[rows], taught], dim=-1)
+            two = everything.topk(2, dim=-1)
+            places = torch.cat([old.places[rows], self.taught_places.expand(len(part), -1)], dim=-1)
+            scores = (two.values - total[:, None]).exp()
+            yield UnlabelledPart(start, weights, scores, places.gather(-1, two.indices))
 
 
-def left_out_logits(lesson: Lesson, *, with_unlabelled: bool) -> tuple[list[int], Tensor]:
-    """Examples that were left out, each in turn, and its logits [n, K'] by what the others taught.
+@dataclass(frozen=True)
+class LeftOut:
+    """Examples that were left out, each in turn, and what the others taught says of them."""
+
+    places: list[int]
+    logits: Tensor  # [n, K']
+    counts: Tensor  # [n, N] how many pictures made each prototype
+
+
+def left_out_examples(lesson: Lesson, *, with_unlabelled: bool) -> LeftOut:
+    """Leave out each example in turn.
 
     An example that is the only one of its class cannot be judged and is not among them.
     """
     places = list(lesson.judged())
-    rows = [
-        lesson.learnt(with_unlabelled=with_unlabelled, left_out=place).known.logits(
-            lesson.support[place : place + 1]
-        )
-        for place in places
+    if not places:
+        return LeftOut([], torch.empty(0, 0), torch.empty(0, len(lesson.taught)))
+    learnt = [lesson.learnt(with_unlabelled=with_unlabelled, left_out=place) for place in places]
+    logits = [
+        one.known.logits(lesson.support[place : place + 1])
+        for one, place in zip(learnt, places, strict=True)
     ]
-    return places, torch.cat(rows) if rows else torch.empty(0, 0)
+    return LeftOut(places, torch.cat(logits), torch.stack([one.counts for one in learnt]))
 
 
 def _parts(unlabelled: Features) -> Iterator[tuple[int, Tensor]]:
@@ -201,9 +280,9 @@ def _parts(unlabelled: Features) -> Iterator[tuple[int, Tensor]]:
         yield start, directions(part)
 
 
-def _thinned(unlabelled: Features) -> Features:
-    """Evenly spaced pictures, where there are more than a leave-one-out needs."""
-    return unlabelled[:: -(-len(unlabelled) // LEFT_OUT_UNLABELLED)]
+def _stride(unlabelled: Features) -> int:
+    """Every so-manyth picture is as much of U as a leave-one-out needs."""
+    return max(1, -(-len(unlabelled) // LEFT_OUT_UNLABELLED))
 
 
 def places_of(names: Sequence[str], classes: Sequence[str]) -> Tensor:

@@ -39,11 +39,10 @@ def record_of(
     touches = np.zeros(total, np.bool_)
     for part in learnt.unlabelled_parts():
         rows = slice(part.start, part.start + len(part.weights))
-        two = part.logits.softmax(-1).topk(min(2, part.logits.shape[-1]), dim=-1)
-        answer[rows] = two.indices[:, 0].numpy()
-        score[rows] = two.values[:, 0].numpy()
-        margin[rows] = (two.values[:, 0] - two.values[:, -1]).numpy()
-        touches[rows] = is_taught[two.indices].any(-1).numpy()
+        answer[rows] = part.places[:, 0].numpy()
+        score[rows] = part.scores[:, 0].numpy()
+        margin[rows] = (part.scores[:, 0] - part.scores[:, 1]).numpy()
+        touches[rows] = is_taught[part.places].any(-1).numpy()
         weight[rows], helped[rows] = (x.numpy() for x in part.weights.max(-1))
     used = len(learnt.step_helped) == total
     return UnlabelledRecord(

@@ -1,0 +1,101 @@
+"""The space in which classes are compared: rooted, centred, whitened within classes.
+
+Photos of one class differ in some directions of a network's features more than in others. Fisher's
+linear discriminant divides by how much they do: with Σ the covariance within classes, shared by all
+of them, distances in A·f with AᵀA = Σ⁻¹ are those of Mahalanobis. Σ is shrunk towards a multiple of
+the identity. The signed square root before it tames features of a few large values.
+
+    f = x/‖x‖ of the rooted x − centre,    z = A·f − offset,    then z/‖z‖
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from fewgraft.prototypes import directions
+
+LARGEST_WHITENED = 4096  # features; a matrix of more would be larger than most networks
+LEAST_SHRINKAGE = 0.5  # with any number of photos
+LARGEST_SAMPLE = 4000  # photos that estimate the shrinkage
+TINY = 1e-12
+
+
+@dataclass(frozen=True)
+class Space:
+    """From features of a network to directions that compare well."""
+
+    centre: Tensor  # [d] of rooted features
+    whitening: Tensor  # A [d, d]
+    offset: Tensor  # [d] the mean of the whitened class means
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """Features [n, d] → directions [n, d]."""
+        return directions(self._whitened(features) - self.offset)
+
+    def _whitened(self, features: Tensor) -> Tensor:
+        return directions(rooted(features) - self.centre) @ self.whitening.T
+
+
+def rooted(features: Tensor) -> Tensor:
+    """The signed square root of each feature."""
+    return features.sign() * features.abs().clamp(min=TINY).sqrt()  # its gradient at 0 is 0
+
+
+def space_of(
+    features: Tensor, labels: Tensor, n_classes: int, *, shrinkage: float | None = None
+) -> Space:
+    """The space of labelled features [n, d]; the shrinkage is estimated if it is not given.
+
+    A shrinkage of 1 leaves all directions alike: nothing is whitened.
+    """
+    roots = rooted(features)
+    centre = class_means(roots, labels, n_classes).mean(0)
+    seen = directions(roots - centre)
+    residuals = seen - class_means(seen, labels, n_classes)[labels]
+    if shrinkage is None:
+        shrinkage = estimated_shrinkage(residuals)
+    whitening = whitening_of(residuals, len(seen) - n_classes, shrinkage)
+    unplaced = Space(centre, whitening, torch.zeros_like(centre))
+    offset = class_means(unplaced._whitened(features), labels, n_classes).mean(0)
+    return Space(centre, whitening, offset)
+
+
+def whitening_of(residuals: Tensor, freedom: int, shrinkage: float) -> Tensor:
+    """A [d, d] with AᵀA = ((1−λ)Σ + λ·tr(Σ)/d·I)⁻¹ / scale, from residuals [n, d] within classes.
+
+    The scale is free because lengths do not matter afterwards. In double precision: Σ of few photos
+    is nearly singular.
+    """
+    width = residuals.shape[1]
+    identity = torch.eye(width, dtype=torch.float64)
+    covariance = residuals.double().T @ residuals.double() / max(freedom, 1)
+    mean_variance = covariance.trace() / width
+    if shrinkage >= 1 or mean_variance <= 0:
+        return identity.to(residuals.dtype)
+    shrunk = (1 - shrinkage) * covariance / mean_variance + shrinkage * identity
+    factor = torch.linalg.cholesky(shrunk)
+    whitening: Tensor = torch.linalg.solve_triangular(factor, identity, upper=False)
+    return whitening.to(residuals.dtype)
+
+
+def estimated_shrinkage(residuals: Tensor) -> float:
+    """λ from residuals [n, d]: that of Ledoit and Wolf (2004), and half the way on from there to 1.
+
+    Their λ is the best for the covariance itself. Classes that were never seen have another one,
+    so that half of it is as much as carries over. It is near 1 where photos are few.
+    """
+    if residuals.shape[1] > LARGEST_WHITENED or len(residuals) < 2 or not residuals.any():
+        return 1.0
+    from sklearn.covariance import ledoit_wolf_shrinkage
+
+    sample = residuals[:: -(-len(residuals) // LARGEST_SAMPLE)].double().numpy()
+    estimate = float(ledoit_wolf_shrinkage(sample, assume_centered=True))
+    return LEAST_SHRINKAGE + (1 - LEAST_SHRINKAGE) * estimate
+
+
+def class_means(features: Tensor, labels: Tensor, n_classes: int) -> Tensor:
+    """[n, d] with labels [n] → [n_classes, d]."""
+    members = one_hot(labels, n_classes).to(features.dtype)
+    return members.T @ features / members.sum(0)[:, None]

@@ -1,0 +1,218 @@
+"""The head of the tool: whitening, class weights, rehearsed lessons. Checked by other means."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.covariance import ledoit_wolf
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from torch import Tensor
+from torch.nn.functional import cross_entropy, normalize
+
+from fewgraft.app.estimator import FewgraftClassifier
+from fewgraft.app.learning import head, rehearsal
+from fewgraft.app.learning.rehearsal import RehearsedLesson, can_rehearse, rehearse
+from fewgraft.whitening import (
+    class_means,
+    estimated_shrinkage,
+    rooted,
+    space_of,
+    whitening_of,
+)
+
+pytestmark = pytest.mark.numerical
+
+D = 12
+
+
+def photos(
+    classes: int, each: int, seed: int = 0, width: int = D, noise: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Classes that spread far in a few directions, the same ones in all classes."""
+    rng = torch.Generator().manual_seed(seed)
+    spread = torch.ones(width)
+    spread[: width // 3] = 6.0
+    means = 1.5 * torch.randn(classes, width, generator=rng)
+    labels = torch.arange(classes).repeat_interleave(each)
+    drawn = torch.randn(len(labels), width, generator=rng)
+    return means[labels] + noise * spread * drawn, labels
+
+
+def test_whitened_distances_are_those_of_a_linear_discriminant() -> None:
+    """scikit-learn's shrunk LDA with equal priors takes every photo for the same class."""
+    features, labels = photos(6, 40)
+    means = class_means(features, labels, 6)
+    residuals = features - means[labels]
+    whitening = whitening_of(residuals, len(features) - 6, 0.3)
+    nearest = torch.cdist(features @ whitening.T, means @ whitening.T).argmin(-1)
+    lda = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=0.3, priors=np.full(6, 1 / 6))
+    expected = lda.fit(features.numpy(), labels.numpy()).predict(features.numpy())
+    assert (nearest.numpy() == expected).mean() > 0.995
+    plain = torch.cdist(features, means).argmin(-1)
+    assert (nearest == labels).sum() > (plain == labels).sum() + 10
+
+
+def test_whitening_inverts_the_shrunk_covariance() -> None:
+    features, labels = photos(5, 30)
+    residuals = features - class_means(features, labels, 5)[labels]
+    whitening = whitening_of(residuals, len(features) - 5, 0.5).double()
+    covariance = residuals.double().T @ residuals.double() / (len(features) - 5)
+    mean = covariance.trace() / D
+    shrunk = 0.5 * covariance / mean + 0.5 * torch.eye(D, dtype=torch.double)
+    torch.testing.assert_close(
+        whitening.T @ whitening, torch.linalg.inv(shrunk), rtol=1e-4, atol=1e-6
+    )
+    assert torch.equal(whitening_of(residuals, 25, 1.0), torch.eye(D))
+    assert torch.equal(whitening_of(0 * residuals, 25, 0.5), torch.eye(D))
+
+
+def test_the_shrinkage_is_that_of_ledoit_and_wolf_and_fades_where_photos_are_few() -> None:
+    features, labels = photos(5, 400)
+    residuals = features - class_means(features, labels, 5)[labels]
+    _, expected = ledoit_wolf(residuals.double().numpy(), assume_centered=True)
+    assert estimated_shrinkage(residuals) == pytest.approx(0.5 + 0.5 * expected)
+    few = estimated_shrinkage(torch.randn(4, 300, generator=torch.Generator().manual_seed(0)))
+    assert few > 0.75 > estimated_shrinkage(residuals)
+    assert estimated_shrinkage(torch.zeros(10, D)) == 1.0
+
+
+def test_a_space_step_by_step() -> None:
+    features, labels = photos(4, 20)
+    space = space_of(features, labels, 4, shrinkage=0.4)
+    roots = np.sign(features.numpy()) * np.sqrt(np.abs(features.numpy()))
+    centre = np.mean([roots[labels.numpy() == k].mean(0) for k in range(4)], axis=0)
+    seen = roots - centre
+    seen /= np.linalg.norm(seen, axis=1, keepdims=True)
+    placed = seen @ space.whitening.numpy().T
+    placed -= np.mean([placed[labels.numpy() == k].mean(0) for k in range(4)], axis=0)
+    placed /= np.linalg.norm(placed, axis=1, keepdims=True)
+    np.testing.assert_allclose(space(features).numpy(), placed, atol=1e-4)
+
+
+def test_roots_have_gradients_everywhere() -> None:
+    x = torch.tensor([-4.0, 0.0, 9.0], requires_grad=True)
+    assert rooted(x).tolist() == [-2.0, 0.0, 3.0]
+    rooted(x).sum().backward()  # type: ignore[no-untyped-call]
+    assert x.grad is not None
+    assert x.grad.tolist() == pytest.approx([0.25, 0.0, 1 / 6])
+
+
+def test_class_weights_are_at_the_minimum_of_their_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    features, labels = photos(5, 30)
+    features = normalize(features, dim=-1)
+    means = normalize(class_means(features, labels, 5), dim=-1)
+
+    def loss(weights: Tensor) -> float:
+        logits = head.SHARPNESS * features @ normalize(weights, dim=-1).T
+        penalty = head.PENALTY * (weights - means).square().sum()
+        return (cross_entropy(logits, labels) + penalty).item()
+
+    way = torch.zeros_like(means, requires_grad=True)
+    optimiser = torch.optim.Adam([way], lr=0.01)
+    for _ in range(2000):
+        optimiser.zero_grad()
+        logits = head.SHARPNESS * features @ normalize(means + way, dim=-1).T
+        total = cross_entropy(logits, labels) + head.PENALTY * way.square().sum()
+        total.backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+    expected = normalize(means + way.detach(), dim=-1)
+    found = head.class_weights(features, labels, 5)
+    assert (found * expected).sum(-1).min() > 0.99
+    monkeypatch.setattr(head, "STEPS", 200)
+    found = head.class_weights(features, labels, 5)
+    assert (found * expected).sum(-1).min() > 0.9995
+    assert loss(means + way.detach()) < loss(means)
+    monkeypatch.setattr(head, "MOST_PRODUCTS", 5 * D)  # one photo: far too few
+    torch.testing.assert_close(head.class_weights(features, labels, 5), means)
+
+
+def test_what_a_bias_loses_and_finds_against_a_loop() -> None:
+    rng = torch.Generator().manual_seed(1)
+    lesson = RehearsedLesson(
+        old_best=torch.rand(30, generator=rng),
+        old_right=torch.rand(30, generator=rng) < 0.8,
+        old_novel=torch.rand(30, 3, generator=rng),
+        new_best=torch.rand(20, generator=rng),
+        new_novel=torch.rand(20, 3, generator=rng),
+        new_labels=torch.arange(20) % 3,
+        counts=torch.ones(3),
+    )
+    biases = torch.tensor([[-0.3, 0.0, 0.1], [0.2, 0.2, 0.2]])
+    lost, found = lesson.scores(biases)
+    for row, bias in enumerate(biases):
+        taken = sum(
+            bool(lesson.old_right[p]) and max(lesson.old_novel[p] + bias) > lesson.old_best[p]
+            for p in range(30)
+        )
+        right = 0
+        for p in range(20):
+            everything = [lesson.new_best[p], *(lesson.new_novel[p] + bias)]
+            right += int(np.argmax(everything)) == 1 + int(lesson.new_labels[p])
+        assert lost[row].item() == pytest.approx(taken / 30)
+        assert found[row].item() == pytest.approx(right / 20)
+
+
+def test_rehearsals_are_repeatable_and_say_something() -> None:
+    features, labels = photos(12, 30, noise=0.4)
+    border = rehearse(features, labels, 12).border()
+    assert border == rehearse(features, labels, 12).border()
+    assert border is not None
+    assert border.counts == (1, 2, 5, 10, 20)
+    assert border.ways == 4  # a third of 12
+    assert border.biases[0] > border.biases[-1], "a prototype of one photo needs a push"
+    for curve in (border.without_unlabelled, *border.with_unlabelled):
+        assert list(curve.lost) == sorted(curve.lost)
+        assert curve.found[-1] > curve.found[0]
+    low, high = border.shares
+    assert low < 0.3 < high
+
+
+def test_held_out_photos_are_neighbours_and_never_all() -> None:
+    features, labels = photos(6, 10)
+    features[:5] += 100.0  # half of a class is a series of its own
+    held = rehearsal._held_out(features, labels, torch.Generator().manual_seed(0))
+    assert torch.bincount(labels[held]).tolist() == [3] * 6
+    series = held[:5].sum().item()
+    assert series in (0, 3), "a series stays together"
+    single = torch.arange(4)
+    assert not rehearsal._held_out(features[:4], single, torch.Generator()).any()
+
+
+@pytest.mark.parametrize(
+    ("classes", "each", "enough"), [(6, 3, True), (5, 30, False), (9, 2, False), (6, 1, False)]
+)
+def test_too_few_photos_rehearse_nothing(classes: int, each: int, enough: bool) -> None:
+    features, labels = photos(classes, each)
+    assert can_rehearse(labels, classes) is enough
+    names = np.array([f"class {label:02d}" for label in labels])
+    model = FewgraftClassifier().fit(features.numpy(), names).model_
+    assert model.card.whitened is enough
+    assert (model.card.border is not None) is enough
+    assert model.classify(model.place(features)).isfinite().all()
+
+
+def test_a_base_of_spread_classes_is_whitened_and_learns_better() -> None:
+    """Along the directions in which all classes spread, a plain cosine is misled."""
+    features, labels = photos(14, 40, width=48)
+    names = np.array([f"class {label:02d}" for label in labels])
+    old, new = labels < 11, labels >= 11
+    train = torch.arange(len(labels)) % 2 == 0
+    v1 = FewgraftClassifier().fit(features[old & train].numpy(), names[old & train])
+    assert not torch.equal(v1.model_.whitening, torch.eye(48))
+    assert 1 < v1.model_.gamma.item() < 100
+    accuracy = (v1.predict(features[old & ~train].numpy()) == names[old & ~train]).mean()
+    assert v1.model_.card.metrics["held_out_accuracy"] == pytest.approx(accuracy, abs=0.12)
+    shots = torch.cat([(labels == label).nonzero()[:2, 0] for label in (11, 12, 13)])
+    v2 = v1.learn(features[shots].numpy(), names[shots], unlabelled=features[train].numpy())
+    asked = new & ~train
+    found = (v2.predict(features[asked].numpy()) == names[asked]).mean()
+    kept = (v2.predict(features[old & ~train].numpy()) == names[old & ~train]).mean()
+    assert found > 0.5
+    assert kept > accuracy - 0.06
+
+
+def test_a_base_is_the_same_however_features_are_scaled() -> None:
+    features, labels = photos(7, 12)
+    names = tuple(f"class {label}" for label in range(7))
+    start = FewgraftClassifier().fit(features.numpy(), np.array(names)[labels]).model_
+    other = FewgraftClassifier().fit(16 * features.numpy(), np.array(names)[labels]).model_
+    torch.testing.assert_close(start.weight, other.weight, rtol=1e-3, atol=1e-3)
