@@ -9,10 +9,10 @@ import torch
 from fewgraft.app.features.embedding import Embeds, Photo
 from fewgraft.app.features.labelled import photo_name
 from fewgraft.app.learning.lesson import PART
+from fewgraft.app.learning.names import UNKNOWN
 from fewgraft.app.learning.saving import table
 from fewgraft.files import write_atomically
 
-UNKNOWN = "unknown"
 COLUMNS = ("photo", "label", "score", "best", "second", "second_score", "problem")
 
 

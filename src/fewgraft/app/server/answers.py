@@ -7,7 +7,7 @@ import torch
 from pydantic import BaseModel
 
 from fewgraft.app.features.embedding import Embedder
-from fewgraft.app.learning.predicting import UNKNOWN
+from fewgraft.app.learning.names import UNKNOWN
 
 SHOWN = 5  # classes
 
