@@ -369,6 +369,9 @@ def test_requests_that_are_no_forms(server: Server) -> None:
     refused = post("/api/predict", files=files("photo", [b"hello"], "txt"))
     assert refused.status_code == 422
     assert refused.json()["error"].startswith("'0.txt' cannot be used")
+    odd = post("/api/predict?unknown=perhaps", files=files("photo", [b"hello"], "txt"))
+    assert odd.status_code == 422
+    assert odd.json()["error"].startswith("'unknown' cannot be read")
     for path in (
         "jobs/none/keep",
         "jobs/none/discard",
@@ -585,6 +588,8 @@ def test_teach_discard_teach_keep_and_roll_back(
     sent = files("photo", [path.read_bytes() for path in asked])
     labels = [one["label"] for one in server.ask("POST", "predict", sent)["photos"]]
     assert {"robot", "sun", "unknown"} <= set(labels)
+    sure = server.ask("POST", "predict?unknown=false", sent)["photos"]
+    assert [one["label"] for one in sure] == [one["classes"][0]["name"] for one in sure]
     until(lambda: page.texts(".answer .label") == [n.replace("unkn", "Unkn") for n in labels])
     assert len(page.all(".answer:first-child .bars li")) == 5
 

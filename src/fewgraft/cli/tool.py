@@ -149,6 +149,9 @@ def predict(
     classifier: Annotated[str, typer.Argument(help="Use the classifier of this folder.")],
     photos: Annotated[Path, typer.Argument(help="Recognise this photo, or this folder of photos.")],
     csv: Annotated[Path | None, typer.Option(help="Write a table to this file.")] = None,
+    unknown: Annotated[
+        bool, typer.Option(help='Answer "unknown" where no class fits, or always name a class.')
+    ] = True,
 ) -> None:
     """Name what is on a photo, or on all photos of a folder.
 
@@ -157,6 +160,8 @@ def predict(
       fewgraft predict v2 inbox --csv out.csv
 
       fewgraft predict v2 "one photo.jpg"
+
+      fewgraft predict v2 inbox --no-unknown
     """
     from fewgraft.app.features.embedding import Embedder
     from fewgraft.app.learning.predicting import predict, write_csv
@@ -165,7 +170,7 @@ def predict(
 
     files = photos_in(photos)
     names = [readable(f.relative_to(photos)) if f != photos else readable(f) for f in files]
-    answers = list(predict(Embedder(open_classifier(classifier)), files, names))
+    answers = list(predict(Embedder(open_classifier(classifier)), files, names, unknown=unknown))
     if csv:
         with writing(csv):
             write_csv(csv, answers)

@@ -11,6 +11,7 @@ from importlib import resources
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
@@ -111,6 +112,12 @@ def _tell_errors(app: FastAPI) -> None:
         )
         return refusal(known)
 
+    @app.exception_handler(RequestValidationError)
+    async def misunderstood(_: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        problem = f"'{first['loc'][-1]}' cannot be read: {first['msg']}"
+        return refusal(RequestError(problem, "/openapi.json lists what there is."))
+
     @app.exception_handler(OSError)
     async def full(_: Request, error: OSError) -> Response:
         problem = f"the server cannot store this: {error.strerror or error}"
@@ -148,8 +155,9 @@ def _add_recognising(app: FastAPI, versions: Versions, large: Large, scratch: Sc
     heavy = ThreadPoolExecutor(1, "recognise-heavy")  # those who wait for it hold up nobody else
 
     @app.post("/api/predict", openapi_extra=_form("photo"))
-    async def predict(request: Request) -> PhotoAnswers:
-        """Name what is on photos."""
+    async def predict(request: Request, unknown: bool = True) -> PhotoAnswers:
+        """Name what is on photos; with ?unknown=false by a class, however badly it fits."""
+        named = partial(answer, unknown=unknown)
         serving, told = versions.serving, list[PhotoAnswer]()
         async with scratch.folder() as folder:
             with Form(request, folder, large) as form:
@@ -162,9 +170,9 @@ def _add_recognising(app: FastAPI, versions: Versions, large: Large, scratch: Sc
                 for turn in _turns(photos, large.limits.turn):
                     paths, names = [one.path for one in turn], [one.name for one in turn]
                     if await _in(light, partial(versions.decoders.any_heavy, paths)):
-                        told += await _in(heavy, partial(answer, serving.embed_heavy, paths, names))
+                        told += await _in(heavy, partial(named, serving.embed_heavy, paths, names))
                     else:
-                        told += await _in(light, partial(answer, serving.embed, paths, names))
+                        told += await _in(light, partial(named, serving.embed, paths, names))
                     if await request.is_disconnected():  # nobody waits for the others
                         break
         if all(one.problem for one in told):
