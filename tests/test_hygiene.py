@@ -202,6 +202,7 @@ def test_the_command_the_report_and_lesson_json_say_it(
     said = capsys.readouterr().out
     notes = json.loads((tmp_path / "v2" / "lesson.json").read_text())["notes"]
     report = (tmp_path / "v2" / "report.html").read_text()
+    assert said.startswith("what the old classes lost was NOT measured: --check")
     for start in ("2 photos of the pile are examples", "'bag' and 'Bag' are different classes"):
         [note] = [note for note in notes if note.startswith(start)]
         assert f"note: {note}" in said

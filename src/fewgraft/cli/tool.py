@@ -226,6 +226,11 @@ def _new_folder(out: Path) -> None:
 
 def _tell(outcome: "Outcome") -> None:
     """What was gained and what was lost, in a few lines."""
+    from fewgraft.app.report.findings import old_unmeasured
+
+    if old_unmeasured(outcome):
+        said = "what the old classes lost was NOT measured: --check CLASS_FOLDERS measures it"
+        typer.secho(said, fg=typer.colors.YELLOW, bold=True)
     counts = ", ".join(f"{name} ({len(own)})" for name, own in outcome.examples.items())
     typer.echo(f"learnt {counts}")
     if outcome.check:

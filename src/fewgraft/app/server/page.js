@@ -6,7 +6,7 @@ const MOST_FILES = 5000;
 const EVERY = 700; // milliseconds between two questions about a lesson
 
 const $ = (id) => document.getElementById(id);
-const state = { classes: new Set(), pile: [], watched: new Set() };
+const state = { classes: new Set(), pile: [], watched: new Set(), sent: new Map() };
 
 /* ------------------------------------------------------------------------------- elements */
 
@@ -318,6 +318,7 @@ async function teach(event) {
     $("start").textContent = "Sending the photos …";
     try {
       const job = await api("POST", "learn", form);
+      state.sent.set(job.id, lessonFiles());
       clearLesson();
       watch(job);
     } finally {
@@ -325,6 +326,44 @@ async function teach(event) {
       $("start").textContent = "Teach";
     }
   });
+}
+
+/** What is in the form, so that the same lesson can be given again. */
+function lessonFiles() {
+  const classes = [...$("classes").children].map((row) => ({ name: row.querySelector(".name").value, photos: row.photos }));
+  return { classes: classes.filter(({ name }) => name.trim()), pile: state.pile };
+}
+
+function fillLesson({ classes, pile }) {
+  $("classes").replaceChildren();
+  for (const { name, photos } of classes) {
+    addClass();
+    const row = $("classes").lastElementChild;
+    row.querySelector(".name").value = name;
+    row.querySelector(".name").dispatchEvent(new Event("input"));
+    row.photos = [...photos];
+    showPhotos(row);
+  }
+  state.pile = [...pile];
+  showPile();
+}
+
+/** Lead to the field for check photos, with the lesson in the form again where it is empty. */
+function offerCheck(job) {
+  const empty = [...$("classes").children].every((row) => !row.photos.length && !row.querySelector(".name").value.trim());
+  if (empty && state.sent.has(job.id)) fillLesson(state.sent.get(job.id));
+  $("measure").open = true;
+  $("measure").scrollIntoView({ block: "center" });
+  $("check").focus({ preventScroll: true });
+}
+
+function unmeasured(job) {
+  return element(
+    "div",
+    { class: "warning" },
+    element("p", {}, element("strong", {}, "What the old classes lost was not measured on photos of theirs. "), "A zip of them tells, with one folder per class. New classes are then held back where the old ones would lose too much."),
+    element("button", { type: "button", class: "quiet", onclick: () => offerCheck(job) }, "Measure it"),
+  );
 }
 
 function clearLesson() {
@@ -386,6 +425,7 @@ function showDone(card, job, names) {
   const skipped = Object.entries(summary.could_not_be_used);
   card.replaceChildren(
     element("h2", {}, `Learnt ${names}`),
+    ...(summary.old_classes ? [] : [unmeasured(job)]),
     element("p", { class: "soft" }, `Not in use yet: ${job.learnt_from} goes on serving until you decide.`),
     element("ul", { class: "facts" }, ...facts(summary)),
     ...summary.notes.map((note) => element("p", { class: "note" }, sentence(note))),
