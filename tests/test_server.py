@@ -207,6 +207,19 @@ def test_one_damaged_photo_does_not_spoil_the_others(server: Server, photo: byte
     assert told[2]["problem"] == "empty file"
 
 
+def test_a_photo_of_a_telephone(server: Server, icons: ImageStore) -> None:
+    """HEIC, without loss: the answer is that for the same picture as PNG."""
+    pytest.importorskip("pillow_heif").register_heif_opener()
+    image, told = Image.fromarray(icons.pictures[0][:, :, 0]).resize((64, 64)), []
+    for kind, options in (("PNG", {}), ("HEIF", {"quality": -1})):
+        stream = io.BytesIO()
+        image.save(stream, kind, **options)
+        sent = files("photo", [stream.getvalue()], kind.lower())
+        told.append(server.ask("POST", "predict", sent)["photos"][0])
+    assert told[0]["label"] == told[1]["label"]
+    assert told[1]["classes"][0]["score"] == pytest.approx(told[0]["classes"][0]["score"], abs=0.02)
+
+
 def test_hundreds_at_once(server: Server, pictures: Pictures) -> None:
     photos = pictures("robot", 10)
     alone = [server.ask("POST", "predict", files("photo", [p]))["photos"][0] for p in photos]

@@ -157,6 +157,7 @@ def _put(source: Path, name: str, target: Path) -> None:
         check_picture(source)
     except PictureError as error:
         raise RequestError(
-            f"'{name}' cannot be used: {error}", "Photos are JPEG, PNG, WebP, GIF, TIFF or BMP."
+            f"'{name}' cannot be used: {error}",
+            "Photos are JPEG, HEIC, PNG, WebP, GIF, TIFF or BMP.",
         ) from None
     source.rename(target)
