@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -428,3 +428,42 @@ def test_the_page_in_a_browser(
     assert len(links) == len(SECTIONS)
     links[4].click()
     assert browser.current_url.endswith("#review")
+
+
+def test_wide_tables_on_a_phone(browser: "Chrome", outcome: Outcome, tmp_path: Path) -> None:
+    """The first column stays, and the box shows that there is more."""
+    check = outcome.check
+    assert check
+    longer = {name: f"{name} with a name that is long" for name in outcome.taught}
+    after = tuple(outcome.taught[n % 3] for n in range(len(check.truth)))
+    changed = replace(outcome, check=replace(check, after=tuple(longer[name] for name in after)))
+    path = tmp_path / "report.html"
+    path.write_text(report_page(changed))
+    assert_fit_to_be_seen(browser, path, 390, "light")
+
+    def value(script: str) -> Any:
+        return browser.execute_script(f"const box = document.querySelector('.scroll'); {script}")
+
+    assert value("return box.scrollWidth - box.clientWidth") > 40
+    assert "local" in value("return getComputedStyle(box).backgroundAttachment")
+    value("box.scrollLeft = 40")
+    for first in ("thead th", "tbody th[scope=row]"):
+        left = f"box.querySelector('{first}').getBoundingClientRect().left"
+        assert value(f"return {left} - box.getBoundingClientRect().left") == pytest.approx(0, abs=1)
+    assert value("return box.querySelector('td').getBoundingClientRect().left") < value(
+        "return box.querySelector('th').getBoundingClientRect().right"
+    )
+
+
+@pytest.mark.parametrize(("width", "scheme"), LOOKS)
+def test_what_was_not_measured_is_seen_first(
+    browser: "Chrome", outcome: Outcome, tmp_path: Path, width: int, scheme: str
+) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(report_page(replace(outcome, check=None)))
+    assert_fit_to_be_seen(browser, path, width, scheme)
+    notice = browser.find_element("css selector", "header > :nth-child(2)")
+    assert notice.text.startswith("What the old classes lost was not measured")
+    script = "return getComputedStyle(arguments[0]).backgroundColor"
+    plain = browser.execute_script(script, browser.find_element("css selector", ".tiles li"))
+    assert browser.execute_script(script, notice) != plain

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from fewgraft.app.learning.learn import Outcome
 from fewgraft.app.report.findings import old_unmeasured
-from fewgraft.html import Html, counted, joined, listed, percent, tag, unbroken
+from fewgraft.html import Html, counted, joined, listed, percent, tag
 
 HOW_TO_MEASURE = (
     "Photos of old classes tell, in one folder per class: a few that the classifier was not made "
@@ -23,8 +23,8 @@ def summary(outcome: Outcome) -> Html:
         [
             _unmeasured(outcome),
             tag("p", _said_at_first(outcome), class_="lede"),
-            tag("p", unbroken(" ".join(filter(None, sentences)))),
-            *(tag("p", unbroken(warning), class_="notice") for warning in warnings),
+            tag("p", " ".join(filter(None, sentences))),
+            *(tag("p", warning, class_="notice") for warning in warnings),
         ]
     )
 
@@ -36,7 +36,7 @@ def _unmeasured(outcome: Outcome) -> Html:
     return tag(
         "p",
         tag("strong", "What the old classes lost was not measured on photos of theirs."),
-        f" {HOW_TO_MEASURE} The command is ",
+        f" {HOW_TO_MEASURE}",
         tag("code", MEASURING),
         class_="notice first",
     )
@@ -123,7 +123,7 @@ def unknown(outcome: Outcome) -> Html:
         "many photos of other things are turned away was not measured. The accuracies on this "
         "page leave “unknown” aside."
     )
-    return tag("p", unbroken(text))
+    return tag("p", text)
 
 
 def _in_100(share: float) -> str:
