@@ -24,7 +24,7 @@ import httpx
 import numpy as np
 import psutil
 import pytest
-from pages import LOOKS, logged
+from pages import LOOKS, logged, looked_at
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -626,11 +626,7 @@ def test_teach_discard_teach_keep_and_roll_back(
 def test_the_page_fits_and_asks_this_server_only(
     browser: "Chrome", server: Server, folder: Path, width: int, scheme: str
 ) -> None:
-    command: Any = browser.execute_cdp_cmd
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
-    command("Emulation.setDeviceMetricsOverride", size)
-    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    command("Emulation.setEmulatedMedia", media)
+    looked_at(browser, width, scheme)
     browser.get("about:blank")
     browser.get(server.url)
     page = Page(browser)
@@ -652,14 +648,6 @@ def test_the_page_fits_and_asks_this_server_only(
     assert all(name.startswith((server.url, "blob:", "data:")) for name in asked)
     body = "getComputedStyle(document.body).backgroundColor"
     assert (browser.execute_script(f"return {body}") == "rgb(20, 23, 26)") == (scheme == "dark")
-
-
-def looked_at(browser: "Chrome", width: int, scheme: str) -> None:
-    command: Any = browser.execute_cdp_cmd
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
-    command("Emulation.setDeviceMetricsOverride", size)
-    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    command("Emulation.setEmulatedMedia", media)
 
 
 BROKEN_FIGURES = """
