@@ -106,7 +106,7 @@ def claim(width: int, height: int) -> bytes:
 
 HOSTILE: tuple[Callable[[], bytes], ...] = (
     float_tiff, wide_tiff, wide_png, rgba_png, palette_png, cmyk_jpeg, progressive_jpeg, jpeg2000,
-    webp, gif, moving_webp, bitmap, heic, heic,
+    webp, gif, moving_webp, bitmap, heic,
     lambda: claim(8_900, 8_900), lambda: claim(0x7FFFFFFF, 0x7FFFFFFF),
     lambda: claim(80_000_000, 1), lambda: claim(1, 70_000_000),
 )  # fmt: skip
