@@ -138,7 +138,7 @@ def _damaged(valid: list[bytes], chance: random.Random) -> bytes:
 def heic_photos() -> list[bytes]:
     """Valid ones of every make, none larger than a few kilobytes; one of them is a large photo."""
     pixels = np.random.default_rng(0).integers(0, 256, (40, 30, 3), dtype=np.uint8)
-    small, flat = Image.fromarray(pixels), Image.new("RGB", (4000, 3000), (90, 60, 30))
+    small, flat = Image.fromarray(pixels), Image.new("RGB", (2000, 1500), (90, 60, 30))
     exif = Image.Exif()
     exif[0x0112] = 6
     return [
@@ -160,8 +160,8 @@ def mutated_heic(trial: Trial) -> None:
     valid = heic_photos()
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         highest = 0
-        for _ in trial.rounds(100, "HEIC photos, 50 at a time"):
-            files = [_misstated(_damaged(valid, trial.random), trial.random) for _ in range(50)]
+        for _ in trial.rounds(250, "HEIC photos, 20 at a time"):
+            files = [_misstated(_damaged(valid, trial.random), trial.random) for _ in range(20)]
             problems, highest = pool.submit(read_heic, files).result(timeout=3600)
             for content, problem in zip(files, problems, strict=True):
                 trial.check(not problem, f"{problem}: {content[:100]!r}")

@@ -30,7 +30,8 @@ def main() -> None:
     except Exception as error:  # decoders of damaged files raise nearly anything
         if isinstance(error, MemoryError) or _speaks_of_memory(str(error)):
             sys.exit(f"decoding it takes more than {most // 1_000_000} MB of memory")
-        sys.exit(f"damaged ({error})".splitlines()[0])
+        # libheif does not always tell the one from the other.
+        sys.exit(f"damaged, or too large to be decoded ({error})".splitlines()[0])
 
 
 def _speaks_of_memory(said: str) -> bool:
