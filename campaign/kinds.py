@@ -25,6 +25,7 @@ from campaign.layouts import (
     tiered_pairs,
 )
 from fewgraft.app.features.cache import FeatureCache
+from fewgraft.app.features.given import labelled_photos, unlabelled_photos
 from fewgraft.backbones import backbone_spec, trained_backbone
 from fewgraft.bench.report import read_figures, write_figure
 from fewgraft.bench.results import Results, Row
@@ -107,6 +108,24 @@ def _read_store(folder: Path) -> None:
     store = open_store(folder / "s")
     verify_store(store)
     [store.by_class(part) for part in Part]
+
+
+def _table_of(line: str, name: str = "photos.csv") -> Callable[[Path], None]:
+    """A table of photos; `line` is formatted with the class and the path of each."""
+
+    def make(folder: Path) -> None:
+        photos = sorted(photo_tree(folder / "photos", 2, 3).rglob("*.png"))
+        rows = [line.format(path=p.relative_to(folder), label=p.parent.name) for p in photos]
+        head = [line.format(path="path", label="label")] if name.endswith("csv") else []
+        (folder / name).write_text("\r\n".join([*head, *rows]))
+
+    return make
+
+
+def _read_table(folder: Path) -> None:
+    for photos in labelled_photos(folder / "photos.csv", 2).values():
+        assert all(photo.is_file() for photo in photos)
+    unlabelled_photos(folder / "photos.csv")
 
 
 # --- models ---
@@ -416,6 +435,15 @@ READERS = (
         _source("folder", "photos", "s.csv"),
         1,
         "s.csv",
+    ),
+    Reader("table of photos", _table_of("{path},{label}"), _read_table, 1, "*.csv"),
+    Reader("table by semicolons", _table_of("{label};0;{path}"), _read_table, 1, "*.csv"),
+    Reader(
+        "list of photos",
+        _table_of("{path}", "pile.txt"),
+        lambda f: unlabelled_photos(f / "pile.txt"),
+        1,
+        "*.txt",
     ),
     Reader("data set", _make_store, _read_store, 2),
     Reader("model", lambda f: save_model(_small_model(), f / "m"), _read_model, 2),

@@ -3,6 +3,7 @@
 import io
 import json
 import random
+import resource
 import struct
 import subprocess
 import sys
@@ -17,14 +18,16 @@ from PIL import Image
 
 from campaign.attack import Attack, Trial
 from campaign.pickles import mutated
+from fewgraft.extras import extra
 
 BATCH = 500
 MOST = 300_000_000  # bytes above the baseline for any one picture
+QUICK: dict[str, Any] = {"enc_params": {"preset": "ultrafast"}}
 SIZES = ((3900, 3900), (8000, 8000), (8900, 8900), (1, 15_000_000), (60_000, 1200))
 
 # Decodes a picture and tells how far the memory rose above the baseline.
 CHILD = """
-import io, json, sys, warnings
+import io, json, resource, sys, warnings
 from pathlib import Path
 from PIL import Image
 from fewgraft.data.pictures import PictureError, read_picture
@@ -37,11 +40,13 @@ Image.new("RGB", (64, 64)).save(first, "PNG")
 read_picture(first.getvalue(), 224, 3)
 open("/proc/self/clear_refs", "w").write("5")
 before = status("VmRSS")
+def of_decoder():  # HEIC has a process of its own
+    return 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
 try:
     said = str(read_picture(Path(sys.argv[1]), 224, 3).shape)
 except PictureError as error:
     said = f"refused: {error}"
-print(json.dumps([status("VmHWM") - before, said]))
+print(json.dumps([status("VmHWM") - before + of_decoder(), said]))
 """
 
 
@@ -63,14 +68,16 @@ def _kinds() -> Iterator[tuple[str, str, dict[str, Any]]]:
         "WEBP": ("RGB", "RGBA"),
         "PPM": ("1", "L", "RGB", "I;16"),
         "JPEG2000": ("L", "RGB", "RGBA"),
+        "HEIF": ("L", "RGB", "RGBA"),
     }
     for kind, own in modes.items():
         for mode in own:
-            yield kind, mode, {}
+            yield kind, mode, QUICK if kind == "HEIF" else {}
     yield "JPEG", "RGB", {"progressive": True, "subsampling": 0}
     yield "TIFF", "RGB", {"compression": "tiff_deflate", "strip_size": 1 << 30}
     yield "TIFF", "F", {"compression": "tiff_deflate"}
     yield "WEBP", "RGB", {"lossless": True}
+    yield "HEIF", "RGB", {"tile_size": 512, **QUICK}  # a grid, as telephones write it
 
 
 def _saved(image: Image.Image, mode: str, kind: str, **options: Any) -> bytes:
@@ -81,6 +88,8 @@ def _saved(image: Image.Image, mode: str, kind: str, **options: Any) -> bytes:
     else:
         image = image.convert("RGB" if mode == "LAB" else mode)
     Image.init()
+    if kind == "HEIF":
+        extra("pillow_heif", "photos").register_heif_opener()
     if kind in Image.SAVE:
         image.save(stream, kind, **options)
     return stream.getvalue()
@@ -126,6 +135,50 @@ def _damaged(valid: list[bytes], chance: random.Random) -> bytes:
     return mutated(chance.choice(valid), chance.choice(valid), chance)
 
 
+def heic_photos() -> list[bytes]:
+    """Valid ones of every make, none larger than a few kilobytes; one of them is a large photo."""
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 30, 3), dtype=np.uint8)
+    small, flat = Image.fromarray(pixels), Image.new("RGB", (2000, 1500), (90, 60, 30))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    return [
+        *(_saved(small, mode, "HEIF") for mode in ("L", "RGB", "RGBA")),
+        _saved(small, "RGB", "HEIF", exif=exif.tobytes()),
+        _saved(small.resize((300, 200)), "RGB", "HEIF", tile_size=64),
+        _saved(flat, "RGB", "HEIF", **QUICK),
+        _saved(flat, "RGB", "HEIF", tile_size=512, **QUICK),
+    ]
+
+
+def read_heic(files: list[bytes]) -> tuple[list[str], int]:
+    """In the child: what went wrong with each, and the most memory that a decoder took."""
+    return read_all(files), 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+
+
+def mutated_heic(trial: Trial) -> None:
+    """Damaged HEIC photos, sizes among the damage: a reason, and a decoder within its limit."""
+    valid = heic_photos()
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        highest = 0
+        for _ in trial.rounds(250, "HEIC photos, 20 at a time"):
+            files = [_misstated(_damaged(valid, trial.random), trial.random) for _ in range(20)]
+            problems, highest = pool.submit(read_heic, files).result(timeout=3600)
+            for content, problem in zip(files, problems, strict=True):
+                trial.check(not problem, f"{problem}: {content[:100]!r}")
+            trial.check(highest <= MOST, f"{highest / 1e6:.0f} MB for a decoder")
+        trial.notes.append(f"at most {highest / 1e6:.0f} MB for a decoder")
+
+
+def _misstated(content: bytes, chance: random.Random) -> bytes:
+    """Every second time with another size in one of the places that state one."""
+    places = [place for place in range(len(content) - 16) if content.startswith(b"ispe", place)]
+    if not places or chance.random() < 0.5:
+        return content
+    place = chance.choice(places) + 8
+    size = struct.pack(">II", *chance.choices((1, 64, 4000, 9000, 30_000, 2**31), k=2))
+    return content[:place] + size + content[place + 8 :]
+
+
 def swelling_pictures(trial: Trial) -> None:
     """Flat pictures of many sizes: a few kilobytes each, up to gigabytes of pixels."""
     kinds = list(_kinds())
@@ -139,6 +192,7 @@ def swelling_pictures(trial: Trial) -> None:
             OSError,
             ValueError,
             OverflowError,
+            RuntimeError,
             struct.error,
         ):  # some formats end at 65,535 pixels or before
             continue
@@ -156,5 +210,6 @@ def swelling_pictures(trial: Trial) -> None:
 
 ATTACKS = (
     Attack("mutated pictures", "pixels or a reason, never an exception", mutated_pictures),
+    Attack("mutated HEIC photos", "a reason, and at most 300 MB for a decoder", mutated_heic),
     Attack("swelling pictures", "at most 300 MB for any one picture", swelling_pictures),
 )

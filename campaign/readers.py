@@ -127,6 +127,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "mini-ImageNet as pickles": ("data", "add", "mini-imagenet", "--from", "{f}"),
     "tiered-ImageNet as npz": ("data", "add", "tiered-imagenet", "--from", "{f}"),
     "split by class": ("data", "add", "x", "--from", "{f}/photos", "--split", "{f}/s.csv"),
+    "table of photos": ("base", "{f}/photos.csv", "--backbone", "{model}", "--out", "{out}"),
+    "list of photos": ("predict", "icons", "{f}/pile.txt"),
     "data set": ("data", "verify", "s", "--root", "{f}"),
     "model": ("predict", "{f}/m", "{photo}"),
     "model on an ONNX file": ("predict", "{f}/m", "{photo}"),
@@ -153,7 +155,7 @@ def _commands(trial: Trial) -> None:
     photos = photo_tree(trial.folder / "photos", 2, 2)
     model = trial.folder / "kept"
     shutil.copytree(damages["model"].folder / "m", model)
-    for number in trial.rounds(72, "commands"):
+    for number in trial.rounds(84, "commands"):
         name = list(COMMANDS)[number % len(COMMANDS)]
         damage, out = damages[name], trial.folder / f"out {number}"
         for file in damage.inputs(trial.random, 1):
@@ -187,6 +189,9 @@ ATTACKS = (
             "split by TOML",
             "split by class",
             "split by picture",
+            "table of photos",
+            "table by semicolons",
+            "list of photos",
             "data set",
         ),
     ),

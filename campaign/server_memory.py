@@ -12,6 +12,7 @@ from PIL import Image
 
 from campaign.attack import Attack, Trial
 from campaign.server_process import MB, Served, photo, served
+from fewgraft.extras import extra
 
 SIDE = 8_900  # 79 million pixels
 
@@ -68,6 +69,13 @@ def webp() -> bytes:
     return _saved(Image.new("RGB", (8_900, 8_900), (9, 99, 9)), "WEBP", lossless=True)
 
 
+def heic() -> bytes:
+    """As many pixels as its decoder has memory for."""
+    extra("pillow_heif", "photos").register_heif_opener()
+    quick = {"preset": "ultrafast"}
+    return _saved(Image.new("RGB", (6_900, 6_900), (9, 99, 9)), "HEIF", enc_params=quick)
+
+
 def _frames(kind: str) -> bytes:
     frames = [Image.new("RGB", (3_000, 3_000), (n, 99, 9)) for n in range(6)]
     return _saved(frames[0], kind, save_all=True, append_images=frames[1:])
@@ -98,7 +106,7 @@ def claim(width: int, height: int) -> bytes:
 
 HOSTILE: tuple[Callable[[], bytes], ...] = (
     float_tiff, wide_tiff, wide_png, rgba_png, palette_png, cmyk_jpeg, progressive_jpeg, jpeg2000,
-    webp, gif, moving_webp, bitmap,
+    webp, gif, moving_webp, bitmap, heic,
     lambda: claim(8_900, 8_900), lambda: claim(0x7FFFFFFF, 0x7FFFFFFF),
     lambda: claim(80_000_000, 1), lambda: claim(1, 70_000_000),
 )  # fmt: skip

@@ -48,6 +48,9 @@ class Answer(NamedTuple):
         return self.status >= 200
 
 
+DECODER = "fewgraft.data.heic.decoder"
+
+
 class Served:
     """A process of `fewgraft serve icons` with folders of its own below `folder`."""
 
@@ -82,8 +85,12 @@ class Served:
                 self.rss()
 
     def rss(self) -> int:
-        """Bytes of memory now."""
-        now = int(psutil.Process(self.process.pid).memory_info().rss)
+        """Bytes of memory now, with those of the processes that decode HEIC; lessons are apart."""
+        process = psutil.Process(self.process.pid)
+        now = int(process.memory_info().rss)
+        for child in process.children():
+            with contextlib.suppress(psutil.Error):  # it may end meanwhile
+                now += child.memory_info().rss if DECODER in child.cmdline() else 0
         self.peak = max(self.peak, now)
         return now
 

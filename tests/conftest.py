@@ -75,6 +75,8 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Chrome"]:
         "disable-background-networking",
         "disable-component-update",
         "disable-sync",
+        "use-fake-device-for-media-stream",  # a camera that shows a test card
+        "use-fake-ui-for-media-stream",
         f"user-data-dir={tmp_path_factory.mktemp('profile')}",
     ):
         options.add_argument(f"--{flag}")

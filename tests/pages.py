@@ -37,12 +37,17 @@ class Strict(HTMLParser):
 
 def shown(browser: "Chrome", path: Path, width: int, scheme: str) -> None:
     """Open a page in a window of that width and colour scheme."""
+    looked_at(browser, width, scheme)
+    browser.get(path.as_uri())
+
+
+def looked_at(browser: "Chrome", width: int, scheme: str) -> None:
+    """Make the window that wide, in that colour scheme."""
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
     media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
     command: Any = browser.execute_cdp_cmd
     command("Emulation.setDeviceMetricsOverride", size)
     command("Emulation.setEmulatedMedia", media)
-    browser.get(path.as_uri())
 
 
 def logged(browser: "Chrome", kind: str) -> list[dict[str, Any]]:

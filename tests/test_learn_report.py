@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -26,6 +26,7 @@ from fewgraft.app.report.findings import (
     group_shares,
     helpers,
     mistakes,
+    old_unmeasured,
 )
 from fewgraft.app.report.page import FAILURES_SHOWN, report_page
 from fewgraft.app.report.photos import MOST_EXAMPLES, MOST_MISTAKES
@@ -128,6 +129,7 @@ def test_the_headline_counts_what_was_lost_and_gained(outcome: Outcome, text: st
     said = words(text)
     assert "From 15 photos the classifier learnt 3 new classes; it now tells 111" in said
     assert f"{right_after} of 90 check photos named right" in said
+    assert "not measured on photos" not in said
     recognised = sum(a == b for a, b in zip(left_out.truth, left_out.after, strict=True))
     assert f"{100 * recognised / 15:.1f} % of them are recognised" in said
     assert f"before: {100 * check.accuracy_before:.1f} %" in said
@@ -265,7 +267,9 @@ def test_single_shots_without_an_unlabelled_set_and_without_a_check(
     page = report_page(done)
     said = words(page)
     assert sections(page) == ["taught", "unknown", "origin"]
-    assert "What the old classes lost is not known" in said
+    assert "What the old classes lost was not measured" in said
+    assert "--check photos/old_val" in said
+    assert 0 < page.index('class="notice first"') < page.index('class="lede"'), "it comes first"
     assert "none of them has a second photo to judge by" in said
     assert "There was no pile of unlabelled photos." in said
     assert "7 of the new photos are the only ones of their class" in said
@@ -283,6 +287,13 @@ def test_more_of_a_class_that_is_known(icons: ImageStore, embed: Embedder) -> No
     assert f"learnt more about {name}; it tells 108 classes apart, as before" in words(page)
     assert "known before" in words(page)
     assert "no class is new" in words(page)
+    assert "not measured on photos" in words(page)
+
+
+def test_where_every_class_is_taught_nothing_old_is_missing(outcome: Outcome) -> None:
+    unchecked = replace(outcome, check=None)
+    assert old_unmeasured(unchecked)
+    assert not old_unmeasured(replace(unchecked, taught=outcome.before.card.classes))
 
 
 def test_photos_of_every_kind_are_shown(icons: ImageStore, embed: Embedder, tmp_path: Path) -> None:
@@ -417,3 +428,42 @@ def test_the_page_in_a_browser(
     assert len(links) == len(SECTIONS)
     links[4].click()
     assert browser.current_url.endswith("#review")
+
+
+def test_wide_tables_on_a_phone(browser: "Chrome", outcome: Outcome, tmp_path: Path) -> None:
+    """The first column stays, and the box shows that there is more."""
+    check = outcome.check
+    assert check
+    longer = {name: f"{name} with a name that is long" for name in outcome.taught}
+    after = tuple(outcome.taught[n % 3] for n in range(len(check.truth)))
+    changed = replace(outcome, check=replace(check, after=tuple(longer[name] for name in after)))
+    path = tmp_path / "report.html"
+    path.write_text(report_page(changed))
+    assert_fit_to_be_seen(browser, path, 390, "light")
+
+    def value(script: str) -> Any:
+        return browser.execute_script(f"const box = document.querySelector('.scroll'); {script}")
+
+    assert value("return box.scrollWidth - box.clientWidth") > 40
+    assert "local" in value("return getComputedStyle(box).backgroundAttachment")
+    value("box.scrollLeft = 40")
+    for first in ("thead th", "tbody th[scope=row]"):
+        left = f"box.querySelector('{first}').getBoundingClientRect().left"
+        assert value(f"return {left} - box.getBoundingClientRect().left") == pytest.approx(0, abs=1)
+    assert value("return box.querySelector('td').getBoundingClientRect().left") < value(
+        "return box.querySelector('th').getBoundingClientRect().right"
+    )
+
+
+@pytest.mark.parametrize(("width", "scheme"), LOOKS)
+def test_what_was_not_measured_is_seen_first(
+    browser: "Chrome", outcome: Outcome, tmp_path: Path, width: int, scheme: str
+) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(report_page(replace(outcome, check=None)))
+    assert_fit_to_be_seen(browser, path, width, scheme)
+    notice = browser.find_element("css selector", "header > :nth-child(2)")
+    assert notice.text.startswith("What the old classes lost was not measured")
+    script = "return getComputedStyle(arguments[0]).backgroundColor"
+    plain = browser.execute_script(script, browser.find_element("css selector", ".tiles li"))
+    assert browser.execute_script(script, notice) != plain

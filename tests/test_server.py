@@ -1,5 +1,6 @@
 """The server: a real process, a real browser, real kills."""
 
+import base64
 import http.client
 import io
 import json
@@ -23,7 +24,7 @@ import httpx
 import numpy as np
 import psutil
 import pytest
-from pages import LOOKS, logged
+from pages import LOOKS, logged, looked_at
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -31,6 +32,7 @@ from fewgraft.app.features.embedding import Embedder
 from fewgraft.app.learning.predicting import predict
 from fewgraft.app.learning.saving import open_classifier
 from fewgraft.app.server import guard, lessons, refusals, uploads, versions
+from fewgraft.app.server.examples import Examples, examples_of
 from fewgraft.cli import app, serve
 from fewgraft.data.store import ImageStore
 from fewgraft.errors import FewgraftError
@@ -207,6 +209,19 @@ def test_one_damaged_photo_does_not_spoil_the_others(server: Server, photo: byte
     assert told[2]["problem"] == "empty file"
 
 
+def test_a_photo_of_a_telephone(server: Server, icons: ImageStore) -> None:
+    """HEIC, without loss: the answer is that for the same picture as PNG."""
+    pytest.importorskip("pillow_heif").register_heif_opener()
+    image, told = Image.fromarray(icons.pictures[0][:, :, 0]).resize((64, 64)), []
+    for kind, options in (("PNG", {}), ("HEIF", {"quality": -1})):
+        stream = io.BytesIO()
+        image.save(stream, kind, **options)
+        sent = files("photo", [stream.getvalue()], kind.lower())
+        told.append(server.ask("POST", "predict", sent)["photos"][0])
+    assert told[0]["label"] == told[1]["label"]
+    assert told[1]["classes"][0]["score"] == pytest.approx(told[0]["classes"][0]["score"], abs=0.02)
+
+
 def test_hundreds_at_once(server: Server, pictures: Pictures) -> None:
     photos = pictures("robot", 10)
     alone = [server.ask("POST", "predict", files("photo", [p]))["photos"][0] for p in photos]
@@ -239,6 +254,8 @@ def test_the_description_of_the_api_needs_nobody_else(server: Server) -> None:
         "/api/jobs/{name}",
         "/api/jobs/{name}/keep",
         "/api/jobs/{name}/discard",
+        "/api/jobs/{name}/predict",
+        "/api/examples",
         "/api/versions",
         "/api/versions/{name}/use",
     }
@@ -369,6 +386,9 @@ def test_requests_that_are_no_forms(server: Server) -> None:
     refused = post("/api/predict", files=files("photo", [b"hello"], "txt"))
     assert refused.status_code == 422
     assert refused.json()["error"].startswith("'0.txt' cannot be used")
+    odd = post("/api/predict?unknown=perhaps", files=files("photo", [b"hello"], "txt"))
+    assert odd.status_code == 422
+    assert odd.json()["error"].startswith("'unknown' cannot be read")
     for path in (
         "jobs/none/keep",
         "jobs/none/discard",
@@ -585,6 +605,8 @@ def test_teach_discard_teach_keep_and_roll_back(
     sent = files("photo", [path.read_bytes() for path in asked])
     labels = [one["label"] for one in server.ask("POST", "predict", sent)["photos"]]
     assert {"robot", "sun", "unknown"} <= set(labels)
+    sure = server.ask("POST", "predict?unknown=false", sent)["photos"]
+    assert [one["label"] for one in sure] == [one["classes"][0]["name"] for one in sure]
     until(lambda: page.texts(".answer .label") == [n.replace("unkn", "Unkn") for n in labels])
     assert len(page.all(".answer:first-child .bars li")) == 5
 
@@ -604,11 +626,7 @@ def test_teach_discard_teach_keep_and_roll_back(
 def test_the_page_fits_and_asks_this_server_only(
     browser: "Chrome", server: Server, folder: Path, width: int, scheme: str
 ) -> None:
-    command: Any = browser.execute_cdp_cmd
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
-    command("Emulation.setDeviceMetricsOverride", size)
-    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    command("Emulation.setEmulatedMedia", media)
+    looked_at(browser, width, scheme)
     browser.get("about:blank")
     browser.get(server.url)
     page = Page(browser)
@@ -630,6 +648,105 @@ def test_the_page_fits_and_asks_this_server_only(
     assert all(name.startswith((server.url, "blob:", "data:")) for name in asked)
     body = "getComputedStyle(document.body).backgroundColor"
     assert (browser.execute_script(f"return {body}") == "rgb(20, 23, 26)") == (scheme == "dark")
+
+
+BROKEN_FIGURES = """
+    return [...document.querySelectorAll('.value, .facts .meaning')].flatMap((element) => {
+      const walker = document.createTreeWalker(element, NodeFilter.SHOW_TEXT);
+      const texts = [];
+      while (walker.nextNode()) texts.push(walker.currentNode);
+      return texts.flatMap((text) => [...text.data.matchAll(/[\\d.]+\\s%/g)].filter((figure) => {
+        const range = document.createRange();
+        range.setStart(text, figure.index);
+        range.setEnd(text, figure.index + figure[0].length);
+        return new Set([...range.getClientRects()].map((box) => box.top)).size > 1;
+      }).map((figure) => figure[0]));
+    })
+"""
+
+
+@pytest.mark.parametrize(("width", "scheme"), LOOKS)
+def test_a_visitor_without_photos(
+    browser: "Chrome", server: Server, width: int, scheme: str
+) -> None:
+    """Examples to click; the result above the emptied form, and first what is not known."""
+    looked_at(browser, width, scheme)
+    browser.get("about:blank")
+    browser.get(server.url)
+    page = Page(browser)
+    page.one("#examples button")
+    robot = page.all("#examples button")[-2]
+    robot.click()
+    page.until_text(".answer .file", "robot")
+    [before] = page.texts(".answer .label")
+    assert before != "robot"
+    page.click("#tab-teach")
+    page.click("#example-lesson")
+    page.until_text("#pile-count", "40 photos")
+    page.click("#start")
+    page.until_text(".job h2", "Learnt robot, sun")
+    assert [name.get_property("value") for name in page.all(".class .name")] == [""]
+    top = "return document.querySelector(arguments[0]).getBoundingClientRect().top"
+    assert browser.execute_script(top, ".job") < browser.execute_script(top, "#lesson")
+    order = "return [...document.querySelector('.job').children].map(e => e.className)"
+    assert browser.execute_script(order)[1] == "warning"
+    page.until_text(".job .sides", "Before (original)")
+    assert page.texts(".sides .label") == [before, "robot"]
+    assert "%" in " ".join(page.texts(".job .value"))
+    assert browser.execute_script(BROKEN_FIGURES) == []
+    wide = "[...document.querySelectorAll('main *')].filter(e => e.getBoundingClientRect()"
+    assert browser.execute_script(f"return {wide}.right > innerWidth).length") == 0
+
+    page.button("Measure it").click()
+    assert [name.get_property("value") for name in page.all(".class .name")] == ["robot", "sun"]
+    assert len(page.all(".class .thumbs img")) == 6
+    page.until_text("#pile-count", "40 photos")
+    assert browser.switch_to.active_element.get_attribute("id") == "check"
+    page.button("Keep").click()
+    page.until_text(".job h2", "knows robot, sun")
+    assert page.texts(".sides .label") == [before, "robot"]
+
+
+PASTE = """
+    const bytes = Uint8Array.from(atob(arguments[0]), (byte) => byte.charCodeAt(0));
+    const clipboardData = new DataTransfer();
+    clipboardData.items.add(new File([bytes], "image.png", { type: "image/png" }));
+    document.dispatchEvent(new ClipboardEvent("paste", { clipboardData, bubbles: true }));
+"""
+
+
+def test_photos_that_are_pasted_or_taken(browser: "Chrome", server: Server, photo: bytes) -> None:
+    looked_at(browser, 1280, "light")
+    browser.get("about:blank")
+    browser.get(server.url)
+    page = Page(browser)
+    browser.execute_script(PASTE, base64.b64encode(photo).decode())
+    page.until_text(".answer .file", "image.png")
+    page.click("#camera-photo")
+    until(lambda: browser.execute_script("return document.getElementById('video').videoWidth"))
+    page.button("Take it").click()
+    page.until_text(".answer .file", "camera.jpg")
+    assert browser.execute_script("return document.getElementById('video').srcObject") is None
+    page.click("#tab-teach")
+    browser.execute_script(PASTE, base64.b64encode(photo).decode())
+    until(lambda: len(page.all(".class .thumbs img")) == 1)
+    page.click(".class .camera")
+    until(lambda: browser.execute_script("return document.getElementById('video').videoWidth"))
+    page.button("Cancel").click()
+    assert len(page.all(".class .thumbs img")) == 1
+
+
+def test_what_a_browser_cannot_show_has_a_name(
+    browser: "Chrome", server: Server, tmp_path: Path
+) -> None:
+    pytest.importorskip("pillow_heif").register_heif_opener()
+    Image.new("RGB", (64, 64), "red").save(tmp_path / "mine.heic", "HEIF")
+    browser.get("about:blank")
+    browser.get(server.url)
+    page = Page(browser)
+    page.choose("#photo", [tmp_path / "mine.heic"])
+    page.until_text(".answer .noimage", "mine.heic")
+    page.until_text(".answer .bars", "%")
 
 
 def test_tabs_by_keyboard_and_errors_in_words(
@@ -680,6 +797,44 @@ def test_lessons_queue_and_predictions_go_on(
     assert "learnt on top of 'original'" in conflict.json()["error"]
     server.ask("POST", f"jobs/{second}/discard")
     assert not server.pending()
+
+
+def test_a_lesson_answers_before_it_is_kept(
+    server: Server, pictures: Pictures, tmp_path: Path
+) -> None:
+    asked = files("photo", pictures("robot", 6))
+    first = server.learn(lesson(pictures))
+    server.job(first, "done")
+    before = server.ask("POST", "predict", asked)
+    after = server.ask("POST", f"jobs/{first}/predict", asked)
+    assert (before["version"], after["version"]) == ("original", first)
+    assert "robot" in {one["label"] for one in after["photos"]}
+    assert "robot" not in {one["label"] for one in before["photos"]}
+    other = server.learn(lesson(pictures, "sun"))
+    server.job(other, "done")
+    named = {
+        one["classes"][0]["name"]
+        for one in server.ask("POST", f"jobs/{other}/predict", files("photo", pictures("sun", 6)))[
+            "photos"
+        ]
+    }
+    assert "sun" in named
+    assert server.ask("POST", f"jobs/{first}/predict", asked)["photos"] == after["photos"]
+    server.ask("POST", f"jobs/{first}/keep")
+    kept = server.ask("POST", "predict", asked)
+    assert kept["photos"] == after["photos"]
+    assert server.client.post(f"/api/jobs/{first}/predict", files=asked).status_code == 409
+    assert server.client.post("/api/jobs/none/predict", files=asked).status_code == 404
+
+
+def test_examples_are_offered_where_there_are_any(server: Server) -> None:
+    offered = server.ask("GET", "examples")
+    assert len(offered["photos"]) == 7
+    assert [one["name"] for one in offered["classes"]] == ["robot", "sun"]
+    pictures = [*offered["photos"], *offered["pile"]]
+    pictures += [photo for one in offered["classes"] for photo in one["photos"]]
+    assert len({one["picture"] for one in pictures}) == len(pictures), "no picture comes twice"
+    assert examples_of("/my/icons") == examples_of("v1") == Examples()
 
 
 def test_a_lesson_that_is_killed_changes_nothing(

@@ -313,6 +313,18 @@ def test_killed_while_learning(photos: Path, tmp_path: Path) -> None:
     assert load_model(tmp_path / "v0b").card.classes[-3:] == NEW
 
 
+def test_a_class_for_each_photo_on_request(photos: Path, run: Run, model: CosineModel) -> None:
+    """Noise fits no class, and old pictures do: without "unknown" the best one is the answer."""
+    assert model.card.unknown is None, "the lesson sets the limit"
+    new = {name: sorted((photos / "new" / name).iterdir()) for name in NEW}
+    check = {p.name: sorted(p.iterdir()) for p in (photos / "old val").iterdir()}
+    embed = Embedder(learn(model, new, check=check).model)
+    asked = [np.full((32, 32), shade, np.uint8) for shade in range(0, 256, 5)]
+    usual, named = list(predict(embed, asked)), list(predict(embed, asked, unknown=False))
+    assert "unknown" in {answer.label for answer in usual}
+    assert [answer.label for answer in named] == [answer.best for answer in usual]
+
+
 def test_settings_of_a_lesson(photos: Path, model: CosineModel) -> None:
     new = {name: sorted((photos / "new" / name).iterdir()) for name in NEW}
     single = learn(model, {"sun": new["sun"][:1]}, settings=LearnSettings(unknown=False))

@@ -33,8 +33,15 @@ def tag(name: str, /, *content: str, **attributes: str) -> Html:
 
 
 def joined(parts: Iterable[str]) -> Html:
-    """Markup as it is, text escaped."""
-    return Html("".join(p if isinstance(p, Html) else html.escape(p, quote=False) for p in parts))
+    """Markup as it is, text escaped and its figures unbroken."""
+    return Html("".join(p if isinstance(p, Html) else _text(p) for p in parts))
+
+
+def _text(text: str) -> str:
+    """Escaped, with spaces at which no line ends in figures: "81.0 ± 1.6 %"."""
+    for sign in (" ± ", " %"):
+        text = text.replace(sign, sign.replace(" ", "\N{NO-BREAK SPACE}"))
+    return html.escape(text, quote=False)
 
 
 def data_uri(content: bytes, kind: str = "png") -> str:
@@ -95,13 +102,6 @@ def _head(title: str) -> Html:
 def percent(share: float, digits: int = 1) -> str:
     """As text; a minus sign is one."""
     return f"{100 * share:.{digits}f}".replace("-", "−")
-
-
-def unbroken(text: str) -> str:
-    """With spaces at which a line does not end: "81.0 ± 1.6 %"."""
-    return text.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}").replace(
-        " %", "\N{NO-BREAK SPACE}%"
-    )
 
 
 def counted(number: int, noun: str) -> str:

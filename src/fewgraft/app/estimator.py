@@ -27,7 +27,7 @@ from fewgraft.app.features.embedding import Embedded, Embedder, Embeds, Photo
 from fewgraft.app.features.labelled import Labelled
 from fewgraft.app.learning.base import base_of_features, build_base, model_of_backbone
 from fewgraft.app.learning.learn import LearnSettings, Outcome, learn
-from fewgraft.app.learning.predicting import UNKNOWN
+from fewgraft.app.learning.names import UNKNOWN
 from fewgraft.app.learning.saving import open_classifier, save_outcome
 from fewgraft.app.report.page import report_page
 from fewgraft.errors import FewgraftError

@@ -27,7 +27,6 @@ from fewgraft.html import (
     picture_uri,
     tag,
     tile,
-    unbroken,
 )
 from fewgraft.metrics import Confusion, Interval
 
@@ -87,10 +86,8 @@ def summary(top: Headline) -> Html:
         f"From {counted(best.shots, 'labelled picture')} of each of {best.ways} new classes"
         f"{_unlabelled(best)}, ",
         tag("strong", best.title),
-        unbroken(
-            f" learns to name {percent(acc.mean)} ± {percent(acc.half)} % of all test pictures "
-            f"right{among}, on average over {best.episodes} episodes."
-        ),
+        f" learns to name {percent(acc.mean)} ± {percent(acc.half)} % of all test pictures "
+        f"right{among}, on average over {best.episodes} episodes.",
         class_="lede",
     )
     sentences = [_comparison(row, difference) for row, difference in top.others]
@@ -102,7 +99,7 @@ def summary(top: Headline) -> Html:
         if best.n_base
         else ""
     )
-    return joined([first, tag("p", unbroken((others + forgotten).strip()))])
+    return joined([first, tag("p", (others + forgotten).strip())])
 
 
 def _unlabelled(row: Row) -> str:

@@ -53,6 +53,8 @@ def serve(
             f"serving needs packages that are not there: {', '.join(missing)}",
             "pip install 'fewgraft[serve]'",
         )
+    from fewgraft.app.features.given import refuse_addresses
     from fewgraft.app.server.run import run
 
+    refuse_addresses(classifier)
     run(classifier, host, port, token, versions, typer.echo)

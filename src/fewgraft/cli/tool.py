@@ -17,7 +17,11 @@ SHOWN = 5  # pictures that could not be used, before the rest is only counted
 def base(
     out: Annotated[Path, typer.Option(help="Write the new classifier to this folder.")],
     photos: Annotated[
-        Path | None, typer.Argument(help="Read photos from this folder, one sub-folder per class.")
+        Path | None,
+        typer.Argument(
+            help="Read photos from this folder, one sub-folder per class, or from a CSV of paths "
+            "and labels."
+        ),
     ] = None,
     backbone: Annotated[
         str,
@@ -47,16 +51,17 @@ def base(
 
       fewgraft base --backbone onnx:features.onnx --head head.safetensors --names names.txt --out v1
     """
+    from fewgraft.app.features.given import labelled_photos, refuse_addresses
     from fewgraft.app.learning.base import build_base, import_base, model_of_backbone
-    from fewgraft.data.sources.folder import list_classes
     from fewgraft.model import save_model
 
     _new_folder(out)
+    refuse_addresses(photos, head, names)
     if (head is None) != (names is None):
         raise FewgraftError("--head and --names go together")
     if photos is None and head is None:
         raise FewgraftError("give class folders of photos, or --head and --names")
-    classes = list_classes(photos, at_least=1 if head else 2) if photos else {}
+    classes = labelled_photos(photos, at_least=1 if head else 2) if photos else {}
     start = model_of_backbone(backbone)
     if head and names:
         model, failed = import_base(start, head, names, classes)
@@ -79,17 +84,22 @@ def learn(
     new: Annotated[
         Path,
         typer.Option(
-            help="Learn from this folder: one sub-folder per new class, 1 to 5 photos each."
+            help="Learn from this folder, one sub-folder per new class, 1 to 5 photos each, or "
+            "from a CSV of paths and labels."
         ),
     ],
     out: Annotated[Path, typer.Option(help="Write the new classifier to this folder.")],
     unlabelled: Annotated[
         Path | None,
-        typer.Option(help="Use this pile: a folder of unlabelled photos of any classes."),
+        typer.Option(
+            help="Use this pile: a folder of unlabelled photos of any classes, or a list of paths."
+        ),
     ] = None,
     check: Annotated[
         Path | None,
-        typer.Option(help="Measure what old classes lose on these class folders of old photos."),
+        typer.Option(
+            help="Measure what old classes lose on these class folders, or this CSV, of old photos."
+        ),
     ] = None,
     tolerance: Annotated[
         float,
@@ -116,23 +126,26 @@ def learn(
       fewgraft learn v1 --new photos/new --unlabelled photos/pile --check photos/old_val --out v2
 
       fewgraft learn v2 --new photos/newer --out v3
+
+      fewgraft learn v1 --new new.csv --unlabelled pile.txt --out v2
     """
     from fewgraft.app.features.embedding import Embedder, track_photos
+    from fewgraft.app.features.given import labelled_photos, refuse_addresses, unlabelled_photos
     from fewgraft.app.learning.adapting import learn_adapted
     from fewgraft.app.learning.learn import LearnSettings, learn
     from fewgraft.app.learning.saving import open_classifier, save_outcome
     from fewgraft.app.report.page import report_page
-    from fewgraft.data.sources.folder import list_classes
     from fewgraft.progress import json_lines
 
     _new_folder(out)
+    refuse_addresses(classifier)
     model = open_classifier(classifier)
     tracker = json_lines if progress_json else track_photos
     asked = (
         model,
-        list_classes(new, at_least=1),
-        photos_in(unlabelled) if unlabelled else (),
-        list_classes(check, at_least=1) if check else None,
+        labelled_photos(new),
+        unlabelled_photos(unlabelled) if unlabelled else (),
+        labelled_photos(check) if check else None,
         LearnSettings(tolerance=tolerance, unknown=unknown, review=review),
     )
     outcome = (
@@ -147,8 +160,14 @@ def learn(
 
 def predict(
     classifier: Annotated[str, typer.Argument(help="Use the classifier of this folder.")],
-    photos: Annotated[Path, typer.Argument(help="Recognise this photo, or this folder of photos.")],
+    photos: Annotated[
+        Path,
+        typer.Argument(help="Recognise this photo, this folder of photos, or those of a list."),
+    ],
     csv: Annotated[Path | None, typer.Option(help="Write a table to this file.")] = None,
+    unknown: Annotated[
+        bool, typer.Option(help='Answer "unknown" where no class fits, or always name a class.')
+    ] = True,
 ) -> None:
     """Name what is on a photo, or on all photos of a folder.
 
@@ -157,15 +176,19 @@ def predict(
       fewgraft predict v2 inbox --csv out.csv
 
       fewgraft predict v2 "one photo.jpg"
+
+      fewgraft predict v2 inbox --no-unknown
     """
     from fewgraft.app.features.embedding import Embedder
+    from fewgraft.app.features.given import refuse_addresses, unlabelled_photos
     from fewgraft.app.learning.predicting import predict, write_csv
     from fewgraft.app.learning.saving import open_classifier
     from fewgraft.files import readable
 
-    files = photos_in(photos)
-    names = [readable(f.relative_to(photos)) if f != photos else readable(f) for f in files]
-    answers = list(predict(Embedder(open_classifier(classifier)), files, names))
+    refuse_addresses(classifier)
+    files = unlabelled_photos(photos)
+    names = [readable(f.relative_to(photos) if photos.is_dir() else f) for f in files]
+    answers = list(predict(Embedder(open_classifier(classifier)), files, names, unknown=unknown))
     if csv:
         with writing(csv):
             write_csv(csv, answers)
@@ -190,25 +213,13 @@ def export(
 
       fewgraft export v2 model.onnx
     """
+    from fewgraft.app.features.given import refuse_addresses
     from fewgraft.app.learning.saving import open_classifier
     from fewgraft.export import export_onnx
 
+    refuse_addresses(classifier)
     export_onnx(open_classifier(classifier), out)
     typer.echo(f"wrote {out}")
-
-
-def photos_in(path: Path) -> list[Path]:
-    """A photo itself, or all files of a folder."""
-    from fewgraft.data.sources.folder import list_files
-
-    if path.is_file():
-        return [path]
-    if not path.is_dir():
-        raise FewgraftError(f"{path} is neither a photo nor a folder")
-    files = list_files(path)
-    if not files:
-        raise FewgraftError(f"{path} holds no photos")
-    return files
 
 
 def _new_folder(out: Path) -> None:
@@ -221,6 +232,11 @@ def _new_folder(out: Path) -> None:
 
 def _tell(outcome: "Outcome") -> None:
     """What was gained and what was lost, in a few lines."""
+    from fewgraft.app.report.findings import old_unmeasured
+
+    if old_unmeasured(outcome):
+        said = "what the old classes lost was NOT measured: --check CLASS_FOLDERS measures it"
+        typer.secho(said, fg=typer.colors.YELLOW, bold=True)
     counts = ", ".join(f"{name} ({len(own)})" for name, own in outcome.examples.items())
     typer.echo(f"learnt {counts}")
     if outcome.check:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
 
+from fewgraft.data.heic import HeicError, check_heic, decoded, is_heic
 from fewgraft.data.picture_memory import coefficient_bytes, decoded_bytes
 from fewgraft.data.picture_stream import (
     MOST_EXIF,
@@ -30,7 +31,8 @@ Pixels = NDArray[np.uint8]
 
 # Pillow would hand EPS to Ghostscript and open a dozen formats nobody photographs in: name the safe
 # ones, less those that this build of Pillow was made without. AVIF is not among them: such a file
-# can state a smaller size than its pixels have, and its decoder takes memory for the latter.
+# can state a smaller size than its pixels have, and its decoder takes memory for the latter. So can
+# HEIC, which is decoded elsewhere.
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "JPEG2000")
 MAX_PIXELS = 80_000_000
 MAX_BYTES = 260_000_000  # of memory for one picture, its file included
@@ -63,7 +65,7 @@ def read_picture(
     """
     if isinstance(content, np.ndarray):
         return from_array(content, size, channels, crop)
-    with _reasons(content), _opened(content, _side(size, crop)) as image:
+    with _reasons(content), _opened(_common(content, size, crop), _side(size, crop)) as image:
         image.load()
         if image.width * image.height > LARGE:
             plain = _brought_down(image, _side(size, crop), channels)
@@ -74,8 +76,16 @@ def read_picture(
 
 def check_picture(path: Path) -> None:
     """Refuse by its header alone, at little cost, what is no picture or far too large a one."""
-    with _reasons(path), _opened(path, 1):
-        pass
+    with _reasons(path):
+        if is_heic(path):
+            return check_heic()
+        with _opened(path, 1):
+            pass
+
+
+def _common(content: Path | bytes, size: int, crop: float) -> Path | bytes:
+    """The picture in a format that Pillow reads: HEIC has a decoder of its own."""
+    return decoded(content, _side(size, crop)) if is_heic(content) else content
 
 
 @contextlib.contextmanager
@@ -89,7 +99,7 @@ def _reasons(content: Path | bytes) -> Iterator[None]:
         raise PictureError(_why_unidentified(content)) from None
     except Image.DecompressionBombError:
         raise PictureError(f"more than {MAX_PIXELS:,} pixels") from None
-    except TooMuchError as error:
+    except (TooMuchError, HeicError) as error:
         raise PictureError(str(error)) from None
     except MemoryError:
         raise PictureError("it needs more memory than there is") from None

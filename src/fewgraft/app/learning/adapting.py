@@ -46,9 +46,10 @@ def learn_adapted(
     plain = learn(
         model, new, unlabelled, check, settings, Embedder(model, keep=keep, tracker=tracker)
     )
-    if not unlabelled:
+    distinct = plain.unlabelled.photos
+    if not distinct:
         return replace(plain, notes=(*plain.notes, "nothing was adapted: there is no pile"))
-    moved = adapted_model(model, new, unlabelled, config or DistilledAdaptation())
+    moved = adapted_model(model, plain.examples, distinct, config or DistilledAdaptation())
     outcome = learn(
         moved, new, unlabelled, check, settings, Embedder(moved, keep=keep, tracker=tracker)
     )

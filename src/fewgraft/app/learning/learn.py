@@ -18,6 +18,7 @@ from fewgraft.app.features.labelled import (
     failures_of,
     refuse_twins,
 )
+from fewgraft.app.learning.hygiene import Material, warnings_of
 from fewgraft.app.learning.judging import Judged, JudgedLesson, Trial, unknown_below
 from fewgraft.app.learning.lesson import AS_MANY_AS, Known, Lesson
 from fewgraft.app.learning.record import UnlabelledRecord, record_of
@@ -77,6 +78,8 @@ def learn(
     judged_by, check_failures = embed_classes(embed, check, "check photos")
     pictures = embed(unlabelled, "pile")
     refuse_twins(examples)
+    given = Material.of(examples, judged_by, pictures)
+    examples, judged_by, pictures = given.examples, given.check, given.pictures
     lesson = Lesson(
         known,
         tuple(new),
@@ -110,7 +113,11 @@ def learn(
         left_out_without_unlabelled=trial.without_unlabelled.left_out,
         unlabelled=record_of(final, pictures, unlabelled, settings.review),
         failed={**example_failures, **check_failures, **failures_of(unlabelled, pictures)},
-        notes=_notes(examples, chosen, settings),
+        notes=(
+            *given.notes,
+            *warnings_of(known.classes, lesson.taught, chosen.left_out),
+            *_notes(examples, chosen, settings),
+        ),
     )
 
 

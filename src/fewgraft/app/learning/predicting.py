@@ -9,10 +9,10 @@ import torch
 from fewgraft.app.features.embedding import Embeds, Photo
 from fewgraft.app.features.labelled import photo_name
 from fewgraft.app.learning.lesson import PART
+from fewgraft.app.learning.names import UNKNOWN
 from fewgraft.app.learning.saving import table
 from fewgraft.files import write_atomically
 
-UNKNOWN = "unknown"
 COLUMNS = ("photo", "label", "score", "best", "second", "second_score", "problem")
 
 
@@ -30,16 +30,23 @@ class Prediction:
 
 
 def predict(
-    embed: Embeds, photos: Sequence[Photo], names: Sequence[str] | None = None
+    embed: Embeds,
+    photos: Sequence[Photo],
+    names: Sequence[str] | None = None,
+    *,
+    unknown: bool = True,
 ) -> Iterator[Prediction]:
-    """One prediction a photo, in their order; `names` are what to call the photos."""
+    """One prediction a photo, in their order; `names` are what to call the photos.
+
+    Without `unknown`, each photo that can be read gets a class, however badly that fits.
+    """
     names = names or [photo_name(photo, number) for number, photo in enumerate(photos)]
     done = embed(photos, "predict")
     rows = {number: row for row, number in enumerate(done.kept)}
     for start in range(0, len(photos), PART):
         some = range(start, min(start + PART, len(photos)))
         kept = [rows[number] for number in some if number in rows]
-        answers = iter(_answers(embed, torch.from_numpy(done.features[kept])))
+        answers = iter(_answers(embed, torch.from_numpy(done.features[kept]), unknown))
         for number in some:
             if number in rows:
                 yield Prediction(names[number], *next(answers))
@@ -50,13 +57,13 @@ def predict(
 BestTwo = tuple[str, float, str, str, float]
 
 
-def _answers(embed: Embeds, features: torch.Tensor) -> list[BestTwo]:
+def _answers(embed: Embeds, features: torch.Tensor, unknown: bool) -> list[BestTwo]:
     """(label, score, best, second, second score) of features [n, d]."""
     model, card = embed.model, embed.model.card
     with torch.inference_mode():
         logits = model.classify(features)
     two = logits.softmax(-1).topk(min(2, len(card.classes)), dim=-1)
-    below = card.unknown.threshold if card.unknown else float("-inf")
+    below = card.unknown.threshold if unknown and card.unknown else float("-inf")
     answers = []
     for best_logit, scores, places in zip(
         logits.amax(-1).tolist(), two.values.tolist(), two.indices.tolist(), strict=True

@@ -13,6 +13,11 @@ from fewgraft.app.learning.learn import Outcome
 IN_DOUBT = 0.3  # a margin below which an answer is hardly one
 
 
+def old_unmeasured(outcome: Outcome) -> bool:
+    """Whether there are old classes, and no photos that say what they lost."""
+    return outcome.check is None and not set(outcome.before.card.classes) <= set(outcome.taught)
+
+
 @dataclass(frozen=True)
 class ClassShare:
     """How many photos of a class are named right, now and in another way of answering."""

@@ -3,8 +3,14 @@
 from collections.abc import Sequence
 
 from fewgraft.app.learning.learn import Outcome
-from fewgraft.html import Html, counted, joined, listed, percent, tag, unbroken
+from fewgraft.app.report.findings import old_unmeasured
+from fewgraft.html import Html, counted, joined, listed, percent, tag
 
+HOW_TO_MEASURE = (
+    "Photos of old classes tell, in one folder per class: a few that the classifier was not made "
+    "from. New classes are then held back where the old ones would lose too much."
+)
+MEASURING = "fewgraft learn v1 --new photos/new --check photos/old_val --out v2"
 NAMED = 5  # classes, before the rest is only counted
 
 
@@ -15,10 +21,24 @@ def summary(outcome: Outcome) -> Html:
     warnings += [f"{note[:1].upper()}{note[1:]}." for note in outcome.notes]
     return joined(
         [
+            _unmeasured(outcome),
             tag("p", _said_at_first(outcome), class_="lede"),
-            tag("p", unbroken(" ".join(filter(None, sentences)))),
-            *(tag("p", unbroken(warning), class_="notice") for warning in warnings),
+            tag("p", " ".join(filter(None, sentences))),
+            *(tag("p", warning, class_="notice") for warning in warnings),
         ]
+    )
+
+
+def _unmeasured(outcome: Outcome) -> Html:
+    """Before all else: that the loss of old classes is not known, and how to know it."""
+    if not old_unmeasured(outcome):
+        return Html()
+    return tag(
+        "p",
+        tag("strong", "What the old classes lost was not measured on photos of theirs."),
+        f" {HOW_TO_MEASURE}",
+        tag("code", MEASURING),
+        class_="notice first",
     )
 
 
@@ -35,8 +55,8 @@ def _said_at_first(outcome: Outcome) -> Html:
 
 def _said_of_old(outcome: Outcome) -> str:
     check = outcome.check
-    if check is None:
-        return "What the old classes lost is not known: there were no check photos of them."
+    if check is None:  # which is said before all else
+        return ""
     before, now = (_right(check.truth, answers) for answers in (check.before, check.after))
     said = f"{now} of {counted(len(check.photos), 'check photo')} named right"
     if before == now:
@@ -103,7 +123,7 @@ def unknown(outcome: Outcome) -> Html:
         "many photos of other things are turned away was not measured. The accuracies on this "
         "page leave “unknown” aside."
     )
-    return tag("p", unbroken(text))
+    return tag("p", text)
 
 
 def _in_100(share: float) -> str:

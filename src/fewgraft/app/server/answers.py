@@ -7,7 +7,7 @@ import torch
 from pydantic import BaseModel
 
 from fewgraft.app.features.embedding import Embedder
-from fewgraft.app.learning.predicting import UNKNOWN
+from fewgraft.app.learning.names import UNKNOWN
 
 SHOWN = 5  # classes
 
@@ -29,11 +29,16 @@ class PhotoAnswer(BaseModel):
 
 
 @torch.inference_mode()
-def answer(embed: Embedder, photos: Sequence[Path], names: Sequence[str]) -> list[PhotoAnswer]:
-    """One answer a photo, in their order. Many threads may ask one embedder that keeps nothing."""
+def answer(
+    embed: Embedder, photos: Sequence[Path], names: Sequence[str], *, unknown: bool = True
+) -> list[PhotoAnswer]:
+    """One answer a photo, in their order. Many threads may ask one embedder that keeps nothing.
+
+    Without `unknown`, each photo that can be read gets a class, however badly that fits.
+    """
     done = embed(photos)
     model, card = embed.model, embed.model.card
-    below = card.unknown.threshold if card.unknown else float("-inf")
+    below = card.unknown.threshold if unknown and card.unknown else float("-inf")
     found: dict[int, PhotoAnswer] = {}
     for number, feature in zip(done.kept, done.features, strict=True):
         logits = model.classify(torch.from_numpy(feature)[None])[0]

@@ -11,19 +11,21 @@ from importlib import resources
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from fewgraft import __version__
 from fewgraft.app.server.answers import PhotoAnswer, answer
+from fewgraft.app.server.examples import Examples
 from fewgraft.app.server.guard import Guard, refusal
 from fewgraft.app.server.jobs import Jobs, LearnJob
 from fewgraft.app.server.lessons import lay_out
 from fewgraft.app.server.refusals import Limits, RequestError
 from fewgraft.app.server.scratch import Scratch
 from fewgraft.app.server.uploads import Form, Large, Upload
-from fewgraft.app.server.versions import Version, Versions
+from fewgraft.app.server.versions import Serving, Version, Versions
 from fewgraft.errors import FewgraftError
 from fewgraft.model import Unknown
 
@@ -97,7 +99,7 @@ def create_app(versions: Versions, token: str | None, limits: Limits | None = No
     app.add_middleware(Guard, token=token, limits=limits)
     _tell_errors(app)
     _add_page(app)
-    _add_recognising(app, versions, large, scratch)
+    _add_recognising(app, versions, jobs, large, scratch)
     _add_teaching(app, jobs, large)
     _add_versions(app, versions)
     return app
@@ -110,6 +112,12 @@ def _tell_errors(app: FastAPI) -> None:
             error if isinstance(error, RequestError) else RequestError(error.problem, error.hint)
         )
         return refusal(known)
+
+    @app.exception_handler(RequestValidationError)
+    async def misunderstood(_: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        problem = f"'{first['loc'][-1]}' cannot be read: {first['msg']}"
+        return refusal(RequestError(problem, "/openapi.json lists what there is."))
 
     @app.exception_handler(OSError)
     async def full(_: Request, error: OSError) -> Response:
@@ -142,15 +150,17 @@ def _add_page(app: FastAPI) -> None:
         serve(path, name, kind)
 
 
-def _add_recognising(app: FastAPI, versions: Versions, large: Large, scratch: Scratch) -> None:
+def _add_recognising(
+    app: FastAPI, versions: Versions, jobs: Jobs, large: Large, scratch: Scratch
+) -> None:
     # As many photos at a time as there are cores: more would only wait for each other.
     light = ThreadPoolExecutor(os.cpu_count() or 1, "recognise")
     heavy = ThreadPoolExecutor(1, "recognise-heavy")  # those who wait for it hold up nobody else
 
-    @app.post("/api/predict", openapi_extra=_form("photo"))
-    async def predict(request: Request) -> PhotoAnswers:
-        """Name what is on photos."""
-        serving, told = versions.serving, list[PhotoAnswer]()
+    async def answers(
+        request: Request, unknown: bool, serves: Callable[[], Serving]
+    ) -> PhotoAnswers:
+        named, told = partial(answer, unknown=unknown), list[PhotoAnswer]()
         async with scratch.folder() as folder:
             with Form(request, folder, large) as form:
                 received = await form.receive()
@@ -159,17 +169,33 @@ def _add_recognising(app: FastAPI, versions: Versions, large: Large, scratch: Sc
                     raise RequestError(
                         "there is no photo", "Send files in the field photo.", status=400
                     )
+                serving = await _in(light, serves)
                 for turn in _turns(photos, large.limits.turn):
                     paths, names = [one.path for one in turn], [one.name for one in turn]
                     if await _in(light, partial(versions.decoders.any_heavy, paths)):
-                        told += await _in(heavy, partial(answer, serving.embed_heavy, paths, names))
+                        told += await _in(heavy, partial(named, serving.embed_heavy, paths, names))
                     else:
-                        told += await _in(light, partial(answer, serving.embed, paths, names))
+                        told += await _in(light, partial(named, serving.embed, paths, names))
                     if await request.is_disconnected():  # nobody waits for the others
                         break
         if all(one.problem for one in told):
             raise RequestError(f"'{told[0].photo}' cannot be used: {told[0].problem}")
         return PhotoAnswers(version=serving.name, photos=told)
+
+    @app.post("/api/predict", openapi_extra=_form("photo"))
+    async def predict(request: Request, unknown: bool = True) -> PhotoAnswers:
+        """Name what is on photos; with ?unknown=false by a class, however badly it fits."""
+        return await answers(request, unknown, lambda: versions.serving)
+
+    @app.post("/api/jobs/{name}/predict", openapi_extra=_form("photo"))
+    async def predict_after(request: Request, name: str, unknown: bool = True) -> PhotoAnswers:
+        """Name what is on photos as a lesson that is done would, before it is kept."""
+        return await answers(request, unknown, lambda: jobs.tried(name))
+
+    @app.get("/api/examples")
+    def examples() -> Examples:
+        """List pictures to try it with, where the classifier is one of the package's."""
+        return versions.examples
 
     @app.get("/api/classes")
     def classes() -> Classes:

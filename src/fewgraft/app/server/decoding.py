@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from fewgraft.app.server.refusals import Limits
+from fewgraft.data.heic import is_heic
 from fewgraft.data.pictures import open_header
 
 
@@ -29,8 +30,13 @@ class Decoders:
         return any(map(self._is_heavy, photos))
 
     def _is_heavy(self, photo: Path) -> bool:
-        """By its header; most decoders hold the whole picture, several times over, JPEG's less."""
+        """By its header; most decoders hold the whole picture, several times over, JPEG's less.
+
+        What a HEIC photo says of its size is no promise.
+        """
         try:
+            if is_heic(photo):
+                return True
             with open_header(photo) as (image, _):
                 most = self._limits.light_jpeg if image.format == "JPEG" else self._limits.light
                 return image.width * image.height > most

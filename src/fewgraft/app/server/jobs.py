@@ -17,7 +17,7 @@ from fewgraft.app.server import learner
 from fewgraft.app.server.helpers import Helper, helpers
 from fewgraft.app.server.lessons import Asked
 from fewgraft.app.server.refusals import Limits, RequestError
-from fewgraft.app.server.versions import Versions, write_process
+from fewgraft.app.server.versions import Serving, Versions, write_process
 from fewgraft.errors import FewgraftError, why
 
 State = Literal["queued", "running", "done", "failed", "kept", "discarded"]
@@ -62,6 +62,8 @@ class Jobs:
         self._lessons: dict[str, _Lesson] = {}
         self._waiting: queue.Queue[_Lesson | None] = queue.Queue()
         self._lock = threading.RLock()
+        self._tried: Serving | None = None
+        self._trying = threading.Lock()
         # One request at a time: each may hold much in memory.
         self.unpacking = ThreadPoolExecutor(1, "unpack")
         self._worker = threading.Thread(target=self._work, name="lessons", daemon=True)
@@ -115,6 +117,17 @@ class Jobs:
             self._change(lesson, state="kept", version=version, message=f"kept as {version}")
             shutil.rmtree(lesson.folder, ignore_errors=True)
             return lesson.job
+
+    def tried(self, name: str) -> Serving:
+        """What a lesson that is done would answer with; the last one asked stays loaded."""
+        with self._lock:
+            lesson = self._lesson(name)
+            if lesson.job.state != "done":
+                raise RequestError(f"the lesson is {lesson.job.state}, not done", status=409)
+        with self._trying:
+            if self._tried is None or self._tried.name != name:
+                self._tried = self._versions.loaded(name, str(lesson.folder / "learnt"))
+            return self._tried
 
     def discard(self, name: str) -> LearnJob:
         """Throw it away, also while it waits or runs."""

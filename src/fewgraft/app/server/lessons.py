@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fewgraft.app.learning.predicting import UNKNOWN
+from fewgraft.app.learning.names import UNKNOWN, folded
 from fewgraft.app.server.refusals import Budget, Limits, RequestError
 from fewgraft.app.server.uploads import Received, Upload, is_zip, stored_name
 from fewgraft.app.server.zips import unpack
@@ -57,7 +57,7 @@ def class_name(text: str) -> str:
         raise RequestError("a class has no name", "Give every class a name.")
     if len(name) > LONGEST or len(name.encode()) > LONGEST_FOLDER:
         raise RequestError(f"the class name '{name[:20]}…' is longer than {LONGEST} characters")
-    if name.lower() == UNKNOWN:
+    if folded(name) == UNKNOWN:
         raise RequestError(
             f"no class can be called '{name}'", "That is the answer where no class fits."
         )
@@ -77,7 +77,7 @@ def _classes(received: Received) -> dict[str, str]:
             name = class_name(text)
             if name in classes.values():
                 raise RequestError(f"'{name}' is named twice", "Put its photos together.")
-            if name.casefold() in map(str.casefold, classes.values()):
+            if folded(name) in map(folded, classes.values()):
                 raise RequestError(f"two classes have nearly the same name: '{name}'")
             classes[found[1]] = name
     for number, name in classes.items():
@@ -157,6 +157,7 @@ def _put(source: Path, name: str, target: Path) -> None:
         check_picture(source)
     except PictureError as error:
         raise RequestError(
-            f"'{name}' cannot be used: {error}", "Photos are JPEG, PNG, WebP, GIF, TIFF or BMP."
+            f"'{name}' cannot be used: {error}",
+            "Photos are JPEG, HEIC, PNG, WebP, GIF, TIFF or BMP.",
         ) from None
     source.rename(target)

@@ -6,7 +6,7 @@ const MOST_FILES = 5000;
 const EVERY = 700; // milliseconds between two questions about a lesson
 
 const $ = (id) => document.getElementById(id);
-const state = { classes: new Set(), pile: [], watched: new Set() };
+const state = { classes: new Set(), pile: [], watched: new Set(), sent: new Map(), last: null, examples: null };
 
 /* ------------------------------------------------------------------------------- elements */
 
@@ -22,7 +22,7 @@ function element(name, attributes = {}, ...content) {
   return made;
 }
 
-const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)}%`;
+const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)}\u00a0%`; // a figure and its unit never part
 const counted = (number, one, many = `${one}s`) => `${number.toLocaleString("en-GB")} ${number === 1 ? one : many}`;
 
 function say(text) {
@@ -166,10 +166,79 @@ function refuseLarge(files) {
   if (files.reduce((sum, file) => sum + file.size, 0) > LARGEST_REQUEST) throw new Error("these are more than 500 MB together");
 }
 
+/** A photo to look at; most browsers do not show HEIC, and say its name instead. */
 function picture(file) {
   const image = element("img", { alt: file.name, src: URL.createObjectURL(file) });
   image.addEventListener("load", () => URL.revokeObjectURL(image.src));
+  image.addEventListener("error", () => image.replaceWith(element("span", { class: "noimage" }, file.name)));
   return image;
+}
+
+/** Photos that are pasted go where the eye is: to be recognised, or to a class. */
+function paste(event) {
+  const files = [...(event.clipboardData?.files || [])].filter((file) => file.type.startsWith("image/"));
+  if (!files.length || document.querySelector("dialog[open]")) return;
+  event.preventDefault();
+  if (!$("recognise").hidden) recognise(files);
+  if (!$("teach").hidden) addPhotos(document.activeElement.closest?.(".class") || $("classes").lastElementChild, files);
+}
+
+/* ------------------------------------------------------------------------------- camera */
+
+const byTouch = matchMedia("(pointer: coarse)").matches;
+const hasCamera = byTouch || Boolean(navigator.mediaDevices?.getUserMedia);
+
+/** A photo of the camera: a telephone has an application for that, other machines get a viewfinder. */
+function offerCamera(button, take) {
+  button.hidden = !hasCamera;
+  button.addEventListener("click", () => (byTouch ? shoot(take) : attempt(() => lookThrough(take))));
+}
+
+function shoot(take) {
+  $("shutter").onchange = () => {
+    take([...$("shutter").files]);
+    $("shutter").value = "";
+  };
+  $("shutter").click();
+}
+
+async function lookThrough(take) {
+  const stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment" } }).catch(() => {
+    throw Object.assign(new Error("the camera cannot be used"), { hint: "Is there one, and does the browser allow it?" });
+  });
+  const [video, dialog] = [$("video"), $("viewfinder")];
+  video.srcObject = stream;
+  dialog.returnValue = "";
+  dialog.showModal();
+  await new Promise((resolve) => dialog.addEventListener("close", resolve, { once: true }));
+  const canvas = element("canvas", { width: video.videoWidth, height: video.videoHeight });
+  canvas.getContext("2d").drawImage(video, 0, 0);
+  for (const track of stream.getTracks()) track.stop();
+  video.srcObject = null;
+  if (dialog.returnValue !== "take" || !canvas.width) return;
+  const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/jpeg", 0.92));
+  take([new File([blob], "camera.jpg", { type: "image/jpeg" })]);
+}
+
+/* ------------------------------------------------------------------------------- examples */
+
+const fileOf = ({ name, picture: address }) =>
+  new File([Uint8Array.from(atob(address.split(",")[1]), (byte) => byte.charCodeAt(0))], name, { type: "image/png" });
+
+async function showExamples() {
+  state.examples = await api("GET", "examples");
+  const buttons = state.examples.photos.map((one) =>
+    element("li", {}, element("button", { type: "button", "aria-label": `Recognise ${one.name}`, onclick: () => recognise([fileOf(one)]) }, element("img", { src: one.picture, alt: "" }))),
+  );
+  $("examples").querySelector("ul").replaceChildren(...buttons);
+  $("examples").hidden = !buttons.length;
+  $("example-lesson").hidden = !state.examples.classes.length;
+}
+
+function fillExample() {
+  const { classes, pile } = state.examples;
+  fillLesson({ classes: classes.map(({ name, photos }) => ({ name, photos: photos.map(fileOf) })), pile: pile.map(fileOf) });
+  $("start").focus({ preventScroll: true });
 }
 
 /* ------------------------------------------------------------------------------- recognise */
@@ -183,6 +252,7 @@ async function recognise(files) {
     $("drop-photo").classList.add("busy");
     try {
       const answer = await api("POST", "predict", form);
+      state.last = files.findLast((_, place) => !answer.photos[place].problem) || state.last;
       $("answers").replaceChildren(...answer.photos.map((one, place) => answerCard(one, files[place])));
     } finally {
       $("drop-photo").classList.remove("busy");
@@ -209,7 +279,7 @@ function answerCard(answer, file) {
 function bars(classes, unsure) {
   const lines = classes.map(({ name, score }) => {
     const fill = element("span", { class: "fill" });
-    fill.style.width = percent(score);
+    fill.style.width = `${100 * score}%`;
     return element(
       "li",
       {},
@@ -245,13 +315,16 @@ function addClass(focus = false) {
     countClasses();
     $("add-class").focus();
   });
-  takeFiles(row.querySelector(".drop"), [row.querySelector(".photos")], (files) => {
-    row.photos.push(...files.filter((file) => !isHidden(file)));
-    showPhotos(row);
-  });
+  takeFiles(row.querySelector(".drop"), [row.querySelector(".photos")], (files) => addPhotos(row, files));
+  offerCamera(row.querySelector(".camera"), (files) => addPhotos(row, files));
   $("classes").append(row);
   countClasses();
   if (focus) name.focus();
+}
+
+function addPhotos(row, files) {
+  row.photos.push(...files.filter((file) => !isHidden(file)));
+  showPhotos(row);
 }
 
 function countClasses() {
@@ -318,6 +391,7 @@ async function teach(event) {
     $("start").textContent = "Sending the photos …";
     try {
       const job = await api("POST", "learn", form);
+      state.sent.set(job.id, lessonFiles());
       clearLesson();
       watch(job);
     } finally {
@@ -325,6 +399,44 @@ async function teach(event) {
       $("start").textContent = "Teach";
     }
   });
+}
+
+/** What is in the form, so that the same lesson can be given again. */
+function lessonFiles() {
+  const classes = [...$("classes").children].map((row) => ({ name: row.querySelector(".name").value, photos: row.photos }));
+  return { classes: classes.filter(({ name }) => name.trim()), pile: state.pile };
+}
+
+function fillLesson({ classes, pile }) {
+  $("classes").replaceChildren();
+  for (const { name, photos } of classes) {
+    addClass();
+    const row = $("classes").lastElementChild;
+    row.querySelector(".name").value = name;
+    row.querySelector(".name").dispatchEvent(new Event("input"));
+    row.photos = [...photos];
+    showPhotos(row);
+  }
+  state.pile = [...pile];
+  showPile();
+}
+
+/** Lead to the field for check photos, with the lesson in the form again where it is empty. */
+function offerCheck(job) {
+  const empty = [...$("classes").children].every((row) => !row.photos.length && !row.querySelector(".name").value.trim());
+  if (empty && state.sent.has(job.id)) fillLesson(state.sent.get(job.id));
+  $("measure").open = true;
+  $("measure").scrollIntoView({ block: "center" });
+  $("check").focus({ preventScroll: true });
+}
+
+function unmeasured(job) {
+  return element(
+    "div",
+    { class: "warning" },
+    element("p", {}, element("strong", {}, "What the old classes lost was not measured on photos of theirs. "), "A zip of them tells, with one folder per class. New classes are then held back where the old ones would lose too much."),
+    element("button", { type: "button", class: "quiet", onclick: () => offerCheck(job) }, "Measure it"),
+  );
 }
 
 function clearLesson() {
@@ -386,10 +498,12 @@ function showDone(card, job, names) {
   const skipped = Object.entries(summary.could_not_be_used);
   card.replaceChildren(
     element("h2", {}, `Learnt ${names}`),
+    ...(summary.old_classes ? [] : [unmeasured(job)]),
     element("p", { class: "soft" }, `Not in use yet: ${job.learnt_from} goes on serving until you decide.`),
     element("ul", { class: "facts" }, ...facts(summary)),
     ...summary.notes.map((note) => element("p", { class: "note" }, sentence(note))),
     ...(skipped.length ? [element("p", { class: "note" }, `${counted(skipped.length, "photo")} could not be used, such as ${skipped[0].join(": ")}.`)] : []),
+    comparison(job),
     helperPictures(job),
     element(
       "div",
@@ -400,10 +514,42 @@ function showDone(card, job, names) {
   );
 }
 
+/** The last photo that was asked for, answered before and after the lesson. */
+function comparison(job) {
+  const box = element("div", { class: "compare" });
+  const choose = element("input", { type: "file", accept: "image/*,.heic,.heif" });
+  choose.addEventListener("change", () => choose.files.length && attempt(() => compare(box, job, choose.files[0])));
+  const offer = element("label", { class: "button quiet" }, "Try it on a photo", choose);
+  box.append(element("div", { class: "sides", hidden: true }), element("div", { class: "row" }, offer));
+  if (state.last) compare(box, job, state.last).catch(() => {}); // which only leaves it out
+  return box;
+}
+
+async function compare(box, job, file) {
+  const form = () => {
+    const made = new FormData();
+    made.append("photo", file, file.name);
+    return made;
+  };
+  const asked = [api("POST", "predict", form()), api("POST", `jobs/${job.id}/predict`, form())];
+  const [before, after] = await Promise.all(asked);
+  state.last = file;
+  const side = (title, { photos: [answer] }) => {
+    const unknown = answer.label === "unknown";
+    const label = element("p", { class: unknown ? "label unknown" : "label" }, unknown ? "Unknown" : answer.label);
+    return element("div", {}, element("h4", {}, title), label, bars(answer.classes.slice(0, 3), unknown));
+  };
+  const sides = box.querySelector(".sides");
+  sides.replaceChildren(picture(file), side(`Before (${before.version})`, before), side("After", after));
+  sides.hidden = false;
+}
+
 function facts(summary) {
   const { old_classes: old, new_photos_left_out: fresh, pile } = summary;
-  const fact = (name, value, meaning) =>
-    element("li", {}, element("span", { class: "name" }, name), element("span", { class: "value" }, value), element("span", { class: "meaning" }, meaning));
+  const fact = (name, value, meaning) => {
+    const figures = value.split(" → ").flatMap((one, place) => [place ? " → " : "", element("span", {}, one)]);
+    return element("li", {}, element("span", { class: "name" }, name), element("span", { class: "value" }, ...figures), element("span", { class: "meaning" }, meaning));
+  };
   return [
     old
       ? fact("Old classes", `${percent(old.before)} → ${percent(old.after)}`, `right before and after, on ${counted(old.photos, "check photo")}`)
@@ -442,7 +588,8 @@ function showFailed(card, job, names) {
 
 function showKept(card, job, names) {
   card.dataset.state = "kept";
-  card.replaceChildren(element("h2", {}, `${job.version} knows ${names}`), element("p", { class: "soft" }, "It serves now. The list of versions leads back."));
+  const sides = card.querySelector(".sides:not([hidden])");
+  card.replaceChildren(element("h2", {}, `${job.version} knows ${names}`), element("p", { class: "soft" }, "It serves now. The list of versions leads back."), sides || "");
 }
 
 function showDiscarded(card) {
@@ -507,7 +654,10 @@ async function start() {
   takeFiles($("drop-photo"), [$("photo")], recognise);
   takeFiles($("drop-pile"), [$("pile"), $("pile-folder")], fillPile);
   for (const kind of ["dragover", "drop"]) window.addEventListener(kind, (event) => event.preventDefault()); // a photo beside the box must not replace the page
+  document.addEventListener("paste", paste);
+  offerCamera($("camera-photo"), recognise);
   $("add-class").addEventListener("click", () => addClass(true));
+  $("example-lesson").addEventListener("click", fillExample);
   $("clear-pile").addEventListener("click", () => {
     state.pile = [];
     showPile();
@@ -518,6 +668,7 @@ async function start() {
   if (wanted) select(wanted);
   await attempt(async () => {
     await showServing();
+    await showExamples();
     const jobs = await api("GET", "jobs");
     for (const job of jobs.reverse()) {
       if (job.state === "queued" || job.state === "running") watch(job);

@@ -25,6 +25,7 @@ from pydantic import BaseModel
 from fewgraft.app.features.embedding import Embedder
 from fewgraft.app.learning.saving import open_classifier
 from fewgraft.app.server.decoding import Decoders
+from fewgraft.app.server.examples import examples_of
 from fewgraft.app.server.refusals import Limits, RequestError
 from fewgraft.errors import FewgraftError, reading
 from fewgraft.files import write_atomically
@@ -69,6 +70,7 @@ class Versions:
     def __init__(self, classifier: str, folder: Path, limits: Limits | None = None) -> None:
         self.folder = folder.resolve()
         self._original = _absolute(classifier)
+        self.examples = examples_of(self._original)
         self._lock = threading.Lock()
         self.decoders = Decoders(limits or Limits())  # one for all versions and requests
         busy = f"{self.folder} is served already"
@@ -143,7 +145,11 @@ class Versions:
         self.serving = serving
 
     def _load(self, name: str) -> Serving:
-        model = open_classifier(self.classifier(name))
+        return self.loaded(name, self.classifier(name))
+
+    def loaded(self, name: str, classifier: str) -> Serving:
+        """A classifier that can answer, under any name."""
+        model = open_classifier(classifier)
         light, heavy = (
             Embedder(model, keep=False, tracker=_silently, decoders=pool)
             for pool in (self.decoders.light, self.decoders.heavy)
