@@ -18,13 +18,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fewgraft.app.features.embedding import BATCH, Embedded, Embedder, Photo
+from fewgraft.app.features.embedding import Embedded, Embedder, Photo
 from fewgraft.app.learning.base import build_base, model_of_backbone
 from fewgraft.app.learning.learn import learn
 from fewgraft.app.learning.saving import open_classifier
 from fewgraft.data.pictures import read_picture
 from fewgraft.data.sources.folder import list_classes, list_files
 from fewgraft.model import CosineModel
+from fewgraft.runtime import BATCH
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 

@@ -23,7 +23,7 @@ LAYERS = (
         "parsing",
     },
     {"data", "backbones"},
-    {"prototypes", "augment", "model", "heads", "export"},
+    {"prototypes", "augment", "model", "heads", "export", "devices", "runtime"},
     {"zoo", "episodes", "metrics", "network"},
     {"methods"},
     {"feature_bank", "feature_set", "split_features"},

@@ -116,11 +116,16 @@ class CosineModel(nn.Module):
         return logits + self.bias if self.card.biased else logits
 
     def embed(self, pictures: Tensor) -> Tensor:
-        """Features [n, d] of prepared pictures; in training, of them alone and not their mirror."""
+        """Features [n, d] of prepared pictures, taken from the model's centre."""
+        features = self.raw(pictures)
+        return features - self.centre if self.card.centred else features
+
+    def raw(self, pictures: Tensor) -> Tensor:
+        """Features [n, d] of the backbone alone; in training, without the mirror image's."""
         features: Tensor = self.backbone(pictures)
         if self.card.mirrored and not self.training:
             features = (features + self.backbone(pictures.flip(3))) / 2
-        return features - self.centre if self.card.centred else features
+        return features
 
     def prepare(self, pixels: Tensor) -> Tensor:
         """uint8 [n, size, size, channels] → normalised floats [n, channels, size, size].

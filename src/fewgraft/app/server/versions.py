@@ -20,19 +20,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import torch
 from pydantic import BaseModel
 
 from fewgraft.app.features.embedding import Embedder
 from fewgraft.app.learning.saving import open_classifier
 from fewgraft.app.server.decoding import Decoders
 from fewgraft.app.server.refusals import Limits, RequestError
+from fewgraft.devices import CPU
 from fewgraft.errors import FewgraftError, reading
 from fewgraft.files import write_atomically
 from fewgraft.locks import take_lock
 from fewgraft.model import ModelCard
+from fewgraft.runtime import Runtime
 
 ORIGINAL = "original"
 PENDING = ".pending-"
+EXPECTED = 500  # photos that a server recognises at least: what its network is prepared for
 
 
 class Version(BaseModel):
@@ -66,7 +70,14 @@ class Serving:
 class Versions:
     """The folder, and the version in memory."""
 
-    def __init__(self, classifier: str, folder: Path, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        classifier: str,
+        folder: Path,
+        limits: Limits | None = None,
+        device: torch.device = CPU,
+    ) -> None:
+        self._device = device
         self.folder = folder.resolve()
         self._original = _absolute(classifier)
         self._lock = threading.Lock()
@@ -144,8 +155,10 @@ class Versions:
 
     def _load(self, name: str) -> Serving:
         model = open_classifier(self.classifier(name))
+        runtime = Runtime(model, self._device)
+        runtime.expect(EXPECTED)
         light, heavy = (
-            Embedder(model, keep=False, tracker=_silently, decoders=pool)
+            Embedder(model, keep=False, tracker=_silently, decoders=pool, runtime=runtime)
             for pool in (self.decoders.light, self.decoders.heavy)
         )
         return Serving(name, light, heavy)
