@@ -13,8 +13,11 @@ from torch import nn
 from fewgraft import runtime
 from fewgraft.app.features.embedding import Embedder
 from fewgraft.data.store import ImageStore
+from fewgraft.feature_bank import feature_bank
 from fewgraft.model import CosineModel, ModelCard, embed_all, new_model
+from fewgraft.prototypes import directions
 from fewgraft.runtime import Runtime, networks_root
+from fewgraft.zoo import shipped_model
 
 PLENTY = 10**9  # pictures ahead: any network is worth an export
 
@@ -193,3 +196,19 @@ def test_a_server_prepares_itself() -> None:
     assert made.streams == 1
     made.expect(PLENTY)
     assert made.streams == 2
+
+
+def test_a_feature_bank_goes_through_it(
+    icons: ImageStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large pictures only; small ones keep PyTorch's numbers to the bit."""
+    of = shipped_model("icons", "pre-trained")
+    pictures = np.arange(70)
+    expected = directions(embed_all(of, icons.pictures[pictures]))
+    torch.testing.assert_close(feature_bank(of, icons, pictures, tmp_path / "1").features, expected)
+    assert not networks_root().exists()
+    monkeypatch.setattr("fewgraft.feature_bank.BY_TORCH", 0)
+    monkeypatch.setattr(runtime, "EXPORT_SECONDS", 0.0)
+    other = feature_bank(of, icons, pictures, tmp_path / "2").features
+    assert len(list(networks_root().glob("*/network.onnx"))) == 1
+    torch.testing.assert_close(other, expected, rtol=1e-4, atol=1e-5)
