@@ -118,7 +118,7 @@ def _by_torch(model: CosineModel) -> Embed:
 
 
 def _by_runtime(model: CosineModel, expected: int) -> Embed:
-    runtime = Runtime(model, model.weight.device)
+    runtime = Runtime(model)
     runtime.expect(expected)
 
     def embed(pixels: Pixels) -> Tensor:

@@ -45,7 +45,7 @@ FASTER = 1.2  # times: what is gained by less is not worth another library
 # Largest distance of a feature from PyTorch's, relative to its length. PyTorch itself differs by
 # 1e-6 between batches of 8 and 32, onnxruntime from it by 2e-6; at 1e-4 a cosine moves by 1e-8.
 TOLERANCE = 1e-4
-COMPARED = 2  # pictures, by every process
+COMPARED = 1  # picture, by every process that finds a network
 REPETITIONS = 2
 MOST_STREAMS = 16  # batches at a time: each has activations of its own
 BATCH = 32  # pictures at a time, of small ones
@@ -62,6 +62,11 @@ def backbone_key(model: CosineModel) -> str:
     card = model.card
     seen = [card.backbone, card.size, card.crop, card.channels, card.mean, card.std, card.mirrored]
     return weights_hash(model.backbone, json.dumps(seen), length=20)
+
+
+def place_of(model: CosineModel) -> torch.device:
+    """Where the backbone is; the model's other tensors may be elsewhere."""
+    return next(model.backbone.parameters(), model.weight).device
 
 
 def to_stderr(line: str) -> None:
@@ -91,17 +96,23 @@ class RawFeatures(nn.Module):
 
 
 class Runtime:
-    """The backbone of one model, ready to compute; many threads may call it at once."""
+    """The backbone of one model, ready to compute; many threads may call it at once.
+
+    It computes on `device`, or where the backbone is; pixels and features are on the CPU.
+    """
 
     def __init__(
         self,
         model: CosineModel,
-        device: torch.device = CPU,
+        device: torch.device | None = None,
         *,
         root: Path | None = None,
         tell: Callable[[str], None] = to_stderr,
     ) -> None:
-        model = model if device == model.weight.device else copy.deepcopy(model).to(device)
+        self.key = backbone_key(model)
+        self.device = device or place_of(model)
+        if any(tensor.device != self.device for tensor in model.state_dict().values()):
+            model = copy.deepcopy(model).to(self.device)  # the caller's own stays where it is
         model.backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._network = RawFeatures(model).eval()
         self._card = model.card
@@ -110,13 +121,11 @@ class Runtime:
         self._lock = threading.Lock()
         self._session: Any = None
         self._seconds = 0.0  # that PyTorch takes per picture
-        self.device = device
-        self.key = backbone_key(model)
         self.batch = max(1, min(BATCH, PIXELS // model.card.size**2))
         # A name and weights tell what a network computes; a module of the user's own has no name,
         # and a network in an ONNX file is run by onnxruntime as it is.
         named = model.card.backbone != "custom" and not model.card.backbone.startswith("onnx:")
-        self._undecided = self._untried = named and device == CPU
+        self._undecided = self._untried = named and self.device == CPU
 
     @property
     def streams(self) -> int:

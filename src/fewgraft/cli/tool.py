@@ -11,6 +11,12 @@ from fewgraft.errors import FewgraftError, writing
 if TYPE_CHECKING:
     from fewgraft.app.learning.learn import Outcome
 
+DeviceOption = Annotated[
+    str,
+    typer.Option(
+        help="Compute the network on cpu, cuda or mps; auto takes a GPU where there is one."
+    ),
+]
 SHOWN = 5  # pictures that could not be used, before the rest is only counted
 
 
@@ -33,6 +39,7 @@ def base(
     names: Annotated[
         Path | None, typer.Option(help="Read its class names here: one per line, or a JSON list.")
     ] = None,
+    device: DeviceOption = "auto",
 ) -> None:
     """Make a base classifier from class folders, on top of a backbone that is trained already.
 
@@ -49,6 +56,7 @@ def base(
     """
     from fewgraft.app.learning.base import build_base, import_base, model_of_backbone
     from fewgraft.data.sources.folder import list_classes
+    from fewgraft.devices import choose_device
     from fewgraft.model import save_model
 
     _new_folder(out)
@@ -57,12 +65,12 @@ def base(
     if photos is None and head is None:
         raise FewgraftError("give class folders of photos, or --head and --names")
     classes = list_classes(photos, at_least=1 if head else 2) if photos else {}
-    start = model_of_backbone(backbone)
+    start = model_of_backbone(backbone).to(choose_device(device))
     if head and names:
         model, failed = import_base(start, head, names, classes)
     else:
         model, failed = build_base(start, classes)
-    save_model(model, out)
+    save_model(model.cpu(), out)
     _tell_failures(failed)
     card = model.card
     source = f"{sum(card.examples)} photos" if card.examples else str(head)
@@ -104,6 +112,7 @@ def learn(
     adapt: Annotated[
         bool, typer.Option("--adapt", help="Let the last block of the network move as well.")
     ] = False,
+    device: DeviceOption = "auto",
     progress_json: Annotated[bool, typer.Option("--progress-json", hidden=True)] = False,
 ) -> None:
     """Teach a classifier new classes; the old one stays as it is.
@@ -123,9 +132,11 @@ def learn(
     from fewgraft.app.learning.saving import open_classifier, save_outcome
     from fewgraft.app.report.page import report_page
     from fewgraft.data.sources.folder import list_classes
+    from fewgraft.devices import choose_device
     from fewgraft.progress import json_lines
 
     _new_folder(out)
+    place = choose_device(device)
     model = open_classifier(classifier)
     tracker = json_lines if progress_json else track_photos
     asked = (
@@ -136,9 +147,9 @@ def learn(
         LearnSettings(tolerance=tolerance, unknown=unknown, review=review),
     )
     outcome = (
-        learn_adapted(*asked, tracker=tracker)
+        learn_adapted(*asked, tracker=tracker, device=place)
         if adapt
-        else learn(*asked, Embedder(model, tracker=tracker))
+        else learn(*asked, Embedder(model, tracker=tracker, device=place))
     )
     save_outcome(outcome, out, report_page(outcome))
     _tell(outcome)
@@ -149,6 +160,7 @@ def predict(
     classifier: Annotated[str, typer.Argument(help="Use the classifier of this folder.")],
     photos: Annotated[Path, typer.Argument(help="Recognise this photo, or this folder of photos.")],
     csv: Annotated[Path | None, typer.Option(help="Write a table to this file.")] = None,
+    device: DeviceOption = "auto",
 ) -> None:
     """Name what is on a photo, or on all photos of a folder.
 
@@ -161,11 +173,13 @@ def predict(
     from fewgraft.app.features.embedding import Embedder
     from fewgraft.app.learning.predicting import predict, write_csv
     from fewgraft.app.learning.saving import open_classifier
+    from fewgraft.devices import choose_device
     from fewgraft.files import readable
 
+    place = choose_device(device)
     files = photos_in(photos)
     names = [readable(f.relative_to(photos)) if f != photos else readable(f) for f in files]
-    answers = list(predict(Embedder(open_classifier(classifier)), files, names))
+    answers = list(predict(Embedder(open_classifier(classifier), device=place), files, names))
     if csv:
         with writing(csv):
             write_csv(csv, answers)

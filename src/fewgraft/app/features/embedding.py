@@ -22,7 +22,6 @@ from torch import Tensor
 
 from fewgraft.app.features.cache import FeatureCache, Features, cache_root, content_key
 from fewgraft.data.pictures import MAX_BYTES, PictureError, Pixels, read_picture
-from fewgraft.devices import CPU
 from fewgraft.errors import FewgraftError
 from fewgraft.model import CosineModel
 from fewgraft.progress import track
@@ -91,7 +90,7 @@ class Embedder:
         *,
         keep: bool = True,
         cache: Path | None = None,
-        device: torch.device = CPU,
+        device: torch.device | None = None,  # None: where the backbone is
         tracker: Tracker = track_photos,
         decoders: Executor | None = None,  # shared with others; None: a thread per core
         runtime: Runtime | None = None,  # shared with others; None: one on `device`
@@ -197,7 +196,7 @@ class Embedder:
         new = done.found()
         self._cache.put(new)
         rows = np.stack([new[key] if key in new else self._cache[key] for key in done.keys])
-        return rows - self.model.centre.numpy() if self.model.card.centred else rows
+        return rows - self.model.centre.cpu().numpy() if self.model.card.centred else rows
 
 
 def content_of(photo: Photo) -> bytes | Pixels:

@@ -77,7 +77,7 @@ class Versions:
         limits: Limits | None = None,
         device: torch.device = CPU,
     ) -> None:
-        self._device = device
+        self.device = device  # of the network
         self.folder = folder.resolve()
         self._original = _absolute(classifier)
         self._lock = threading.Lock()
@@ -155,7 +155,7 @@ class Versions:
 
     def _load(self, name: str) -> Serving:
         model = open_classifier(self.classifier(name))
-        runtime = Runtime(model, self._device)
+        runtime = Runtime(model, self.device)
         runtime.expect(EXPECTED)
         light, heavy = (
             Embedder(model, keep=False, tracker=_silently, decoders=pool, runtime=runtime)
