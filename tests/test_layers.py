@@ -21,6 +21,7 @@ LAYERS = (
         "extras",
         "html",
         "parsing",
+        "ray_cluster",
     },
     {"data", "backbones"},
     {"prototypes", "augment", "model", "heads", "export", "devices", "runtime"},

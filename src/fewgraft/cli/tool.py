@@ -192,6 +192,57 @@ def predict(
         raise FewgraftError("none of the photos can be read")
 
 
+def embed(
+    photos: Annotated[Path, typer.Argument(help="Embed this photo, or this folder of photos.")],
+    backbone: Annotated[
+        str, typer.Option(help="Use this backbone, or that of the classifier in this folder.")
+    ] = "efficientnet-lite0",
+    engine: Annotated[str, typer.Option(help="Compute here, or on a cluster with ray.")] = "here",
+    address: Annotated[
+        str | None, typer.Option(help="Join the Ray cluster at this address.")
+    ] = None,
+    device: DeviceOption = "auto",
+) -> None:
+    """Compute features of photos ahead, so that base, learn and predict find them.
+
+    Features are kept by the content of a photo. With --engine ray many machines compute; the
+    photos are read here, and the features are written here. Interrupted, the same command goes on.
+
+    Examples:
+
+      fewgraft embed photos/pile
+
+      fewgraft embed photos/pile --backbone v1 --engine ray --address 10.0.0.1:6379
+    """
+    from fewgraft.app.features.embedding import Embedder
+    from fewgraft.app.features.labelled import photo_name
+    from fewgraft.app.learning.base import model_of_backbone
+    from fewgraft.devices import choose_device
+
+    if engine not in ("here", "ray"):
+        raise FewgraftError(f"there is no engine '{engine}'", "There are: here, ray.")
+    if engine == "here" and address:
+        raise FewgraftError("--address goes with --engine ray")
+    place = choose_device(device)
+    files = photos_in(photos)
+    model = model_of_backbone(backbone)
+    if engine == "ray":
+        from fewgraft.app.features.ray_embedding import embed_on_ray
+        from fewgraft.ray_cluster import RayCluster
+
+        cluster = RayCluster(address)
+        try:
+            failed = embed_on_ray(model, files, cluster)
+        finally:
+            cluster.close()
+    else:
+        failed = Embedder(model, device=place)(files).failed
+    _tell_failures({photo_name(files[number], number): why for number, why in failed.items()})
+    typer.echo(f"features of {len(files) - len(failed)} photos are kept")
+    if len(failed) == len(files):
+        raise FewgraftError("none of the photos can be read")
+
+
 def export(
     classifier: Annotated[str, typer.Argument(help="Export the classifier of this folder.")],
     out: Annotated[Path, typer.Argument(help="Write this ONNX file.")],
