@@ -50,11 +50,16 @@ class Work:
     do: Callable[[], object]
 
 
-def cut(data: str, folder: Path) -> Path:
-    """Class folders of small pictures."""
+def cut(data: str, folder: Path) -> tuple[Photos, Photos, list[Path]]:
+    """Small pictures of a data set: old classes, new ones, and unlabelled ones of both."""
     command = [sys.executable, str(EXAMPLES / "make_photos.py"), data, str(folder), "--old", "5"]
     subprocess.run(command, check=True)
-    return folder / "old"
+    old, new = (listed(folder / name) for name in ("old", "new"))
+    return old, new, list(list_files(folder / "pile"))
+
+
+def listed(photos: Path) -> Photos:
+    return {name: list(files) for name, files in list_classes(photos, at_least=1).items()}
 
 
 def enlarged(photos: Path, side: int, folder: Path) -> Path:
@@ -71,7 +76,7 @@ def enlarged(photos: Path, side: int, folder: Path) -> Path:
 
 def split(photos: Path) -> tuple[Photos, Photos, list[Path]]:
     """Old classes, a few photos of new classes, and the others of these as unlabelled ones."""
-    classes = {name: list(files) for name, files in list_classes(photos, at_least=3).items()}
+    classes = listed(photos)
     names = list(classes)
     old = {name: classes[name] for name in names[:-NEW]}
     new = {name: classes[name][:SHOTS] for name in names[-NEW:]}
@@ -129,14 +134,18 @@ def main() -> None:
     parser.add_argument("--backbone", default="efficientnet-lite0")
     parser.add_argument("--data", default="icons", help="what small pictures are cut from")
     parser.add_argument("--photos", type=Path, help="class folders, instead of small pictures")
-    parser.add_argument("--side", type=int, help="shorter side that the photos are brought to")
+    parser.add_argument("--side", type=int, help="shorter side that --photos are brought to")
     parser.add_argument("--repeat", type=int, default=3)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        photos = arguments.photos or cut(arguments.data, folder / "cut")
-        photos = enlarged(photos, arguments.side, folder / "l") if arguments.side else photos
-        all_works = works(arguments.backbone, *split(photos))
+        if arguments.photos is None:
+            parts = cut(arguments.data, folder)
+        elif arguments.side:
+            parts = split(enlarged(arguments.photos, arguments.side, folder))
+        else:
+            parts = split(arguments.photos)
+        all_works = works(arguments.backbone, *parts)
         rounds = [[timed(work) for work in all_works] for _ in range(arguments.repeat)]
     medians = [
         tuple(median(times) for times in zip(*each, strict=True))

@@ -12,14 +12,17 @@ import numpy as np
 import psutil
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
 
 from fewgraft.app.features.embedding import Embedder
 from fewgraft.app.features.ray_embedding import embed_on_ray
 from fewgraft.app.learning.saving import open_classifier
+from fewgraft.cli import app
 from fewgraft.data.store import ImageStore
 from fewgraft.errors import FewgraftError
 from fewgraft.model import CosineModel
 from fewgraft.ray_cluster import RayCluster
+from fewgraft.zoo import ZOO
 
 PHOTOS = 100
 needs_ray = pytest.mark.skipif(
@@ -75,6 +78,7 @@ def workers() -> list[psutil.Process]:
 
 
 @needs_ray
+@pytest.mark.slow
 def test_a_killed_worker_loses_no_photo(
     two_machines: RayCluster, photos: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,6 +87,7 @@ def test_a_killed_worker_loses_no_photo(
     killed: list[int] = []
 
     def kill_one(items: Iterable[int], *_: Any) -> Iterator[int]:
+        """At the first photo that is finished: there are others in hand then."""
         for item in items:
             if not killed:
                 killed.append(workers()[0].pid)
@@ -97,6 +102,24 @@ def test_a_killed_worker_loses_no_photo(
     np.testing.assert_allclose(found.features, expected.features, rtol=1e-4, atol=1e-5)
     assert found.keys == expected.keys
     assert embed_on_ray(model, photos[:7], RayCluster("127.0.0.1:1")) == {}, "all are known"
+
+
+def test_features_that_were_embedded_ahead_are_found(
+    photos: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(ZOO / "icons" / "algorithm-2")
+    result = CliRunner().invoke(app, ["embed", str(photos[0].parent), "--backbone", folder])
+    assert result.exit_code == 0, result.output
+    assert f"features of {PHOTOS - 1} photos are kept" in result.output
+    model = open_classifier("icons")
+    never(model, monkeypatch)
+    assert list(Embedder(model)(photos).failed) == [7]
+
+
+@pytest.mark.parametrize("words", [["--engine", "spark"], ["--address", "127.0.0.1:1"]])
+def test_an_engine_that_is_not_there(words: list[str], photos: list[Path]) -> None:
+    result = CliRunner().invoke(app, ["embed", str(photos[0]), *words])
+    assert isinstance(result.exception, FewgraftError)
 
 
 def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

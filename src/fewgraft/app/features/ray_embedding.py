@@ -87,7 +87,12 @@ def _computed(model: CosineModel, photos: Sequence[Path], ray: Any) -> Iterator[
     alone = ray.put((__version__, backbone_alone(model)))
     blocks = (
         ray_data.from_numpy(places)
-        .map_batches(_Read(tuple(photos)), batch_size=None, num_cpus=0, scheduling_strategy=here)
+        .map_batches(
+            _Read(tuple(photos)),
+            batch_size=None,
+            num_cpus=0,
+            ray_remote_args_fn=lambda: {"scheduling_strategy": here},
+        )
         .map_batches(
             _Compute,
             fn_constructor_args=(alone, home_of_this_process(), len(photos) // cores),
