@@ -173,7 +173,7 @@ class Runtime:
                 return
             if not verdict.why_not:
                 session = _open(content)
-                if self._difference(session, pixels[:COMPARED]) > TOLERANCE:
+                if not self._difference(session, pixels[:COMPARED]) <= TOLERANCE:  # nor NaN
                     return
                 self._session = session
             self._undecided = False
