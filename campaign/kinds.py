@@ -45,6 +45,7 @@ from fewgraft.methods import methods
 from fewgraft.metrics import Scores, summarise
 from fewgraft.model import CosineModel, ModelCard, embed_all, load_model, new_model, save_model
 from fewgraft.network import Network
+from fewgraft.runtime import Runtime
 from fewgraft.training.checkpoint import Progress, check_best, load_checkpoint, save_checkpoint
 from fewgraft.training.log import read_log
 from fewgraft.training.recipe import load_recipe
@@ -393,6 +394,19 @@ def _read_cache(folder: Path) -> None:
             assert np.isfinite(cache[bytes([i] * 16)]).all()
 
 
+def _make_network(folder: Path) -> None:
+    runtime = Runtime(_small_model().eval(), root=folder, tell=lambda _: None)
+    runtime.expect(10**9)
+
+
+def _read_network(folder: Path) -> None:
+    """A damaged one is not used; the features are PyTorch's in any case."""
+    model, pixels = _small_model().eval(), noise(0, 2, 16, 16, 3)
+    runtime = Runtime(model, root=folder, tell=lambda _: None)
+    runtime.consider(pixels, 0)
+    np.testing.assert_allclose(runtime(pixels), embed_all(model, pixels), rtol=1e-3, atol=1e-4)
+
+
 def _make_figure(folder: Path) -> None:
     from matplotlib.figure import Figure
 
@@ -462,5 +476,6 @@ READERS = (
     Reader("results", _make_results, _read_results, 2),
     Reader("features of a data set", _make_bank, _read_bank, 0.5, "bank/*/*"),
     Reader("features of photos", _make_cache, _read_cache),
+    Reader("exported network", _make_network, _read_network, 0.2),
     Reader("figure", _make_figure, lambda f: list(read_figures(f))),
 )

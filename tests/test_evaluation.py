@@ -185,7 +185,7 @@ def test_the_device_reaches_model_and_features(
 ) -> None:
     """The device "meta" has no values, but it is not the CPU."""
     meta, model = torch.device("meta"), shipped_model("icons", "algorithm-2")
-    monkeypatch.setattr(evaluation, "_device", lambda _: meta)
+    monkeypatch.setattr(evaluation, "choose_device", lambda _: meta)
     monkeypatch.setattr(evaluation, "SplitFeatures", Recorded)
     fewgraft.evaluate("+pr", icons, episodes=2, model=model, device="meta")
     assert Recorded.devices == [meta]

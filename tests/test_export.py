@@ -159,6 +159,6 @@ def test_missing_packages(tmp_path: Path, package: str, monkeypatch: pytest.Monk
 def test_a_place_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("in the way")
     empty = extra("onnx", "onnx").ModelProto()
-    monkeypatch.setattr("fewgraft.export._graph", lambda *_: empty)
+    monkeypatch.setattr("fewgraft.export.onnx_graph", lambda *_: empty)
     with pytest.raises(FewgraftError, match="cannot write"):
         export_onnx(small_model(), tmp_path / "file" / "model.onnx")

@@ -21,9 +21,11 @@ LAYERS = (
         "extras",
         "html",
         "parsing",
+        "ray_cluster",
     },
     {"data", "backbones"},
-    {"border", "prototypes", "whitening", "augment", "model", "heads", "export"},
+    {"border", "prototypes", "whitening", "augment", "model", "heads", "export"}
+    | {"devices", "runtime"},
     {"zoo", "episodes", "metrics", "network"},
     {"methods"},
     {"feature_bank", "feature_set", "split_features"},

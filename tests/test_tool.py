@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import fewgraft
+from fewgraft import runtime
 from fewgraft.app.estimator import FewgraftClassifier
 from fewgraft.app.features import embedding
 from fewgraft.app.features.cache import FeatureCache
@@ -249,7 +250,7 @@ def test_a_large_unlabelled_set_waits_on_disk(
     monkeypatch.setattr(embedding, "AHEAD", 8)
     waiting: list[int] = []
     embed = Embedder(model, keep=False)
-    decode, network = embed._decode, embed._embed
+    decode, network = embed._decode, embed._compute
 
     def counted(photo: "Path") -> object:
         waiting.append(1)
@@ -257,17 +258,17 @@ def test_a_large_unlabelled_set_waits_on_disk(
 
     most = 0
 
-    def emptied(batch: "list[object]") -> object:
+    def emptied(keys: "list[bytes]", pixels: "np.ndarray") -> object:
         nonlocal most
         most = max(most, len(waiting))
-        del waiting[: len(batch)]
-        return network(batch)  # type: ignore[arg-type]
+        del waiting[: len(pixels)]
+        return network(keys, pixels)
 
     monkeypatch.setattr(embed, "_decode", counted)
-    monkeypatch.setattr(embed, "_embed", emptied)
+    monkeypatch.setattr(embed, "_compute", emptied)
     done = embed(files)
     assert isinstance(done.features, np.memmap)
-    assert most <= embedding.BATCH + 8 + 1
+    assert most <= runtime.BATCH + 8 + 1
     plain = Embedder(model, keep=False)(files[:3]).features
     np.testing.assert_allclose(done.features[:3], plain, rtol=1e-5, atol=1e-6)
 

@@ -16,8 +16,9 @@ import torch
 
 from fewgraft.data.catalogue import open_data
 from fewgraft.data.store import ImageStore
+from fewgraft.devices import CPU, choose_device
 from fewgraft.episodes import Episodes, EpisodeSettings, Pools, QueryLabels, sample_episodes
-from fewgraft.errors import FewgraftError, why
+from fewgraft.errors import FewgraftError
 from fewgraft.feature_set import Array, FeatureSet
 from fewgraft.methods import method_spec
 from fewgraft.methods.base import Method
@@ -32,7 +33,6 @@ OBJECT_STAGE = "algorithm-2"  # whose model a method object gets: the last stage
 COMPARED = ("acc", "delta", "b_all", "n_all")
 MISSING = "–"
 IN_PERCENT = "; %, ± 95 % interval over episodes"
-CPU = torch.device("cpu")
 Arrays = tuple[Array, Array, Array]  # features, labels, parts
 
 
@@ -86,7 +86,7 @@ def evaluate(
     settings = _episode_settings(setting, shots, split, seed)
     if episodes < 2:
         raise FewgraftError(f"an interval needs at least 2 episodes, not {episodes}")
-    place = _device(device)
+    place = None if device is None else choose_device(device)
     source = _opened(data)
     chosen = _choose(method, _name(source), settings)
     features = _features(source, model, chosen.stage, settings.split, place)
@@ -348,17 +348,6 @@ def _episode_settings(
             "The model was trained on train.",
         )
     return settings
-
-
-def _device(device: str | torch.device | None) -> torch.device | None:
-    if device is None:
-        return None
-    try:
-        place = torch.device(device)
-        torch.ones(1, device=place).item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise FewgraftError(f"there is no device '{device}' here: {why(error)}") from None
-    return place
 
 
 # --- what it is evaluated on ---

@@ -6,6 +6,7 @@ answer "unknown".
 
 import copy
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +40,13 @@ def export_onnx(model: CosineModel, path: Path) -> None:
 
     The number of pictures is free. An old file in this place stays until the new one is complete.
     """
-    for package in ("onnx", "onnxscript"):
-        extra(package, EXTRA)
     if model.card.backbone.startswith("onnx:"):
         raise FewgraftError(
             "this model's backbone is an ONNX file, which cannot be exported as a part of another",
             "Run that file, then γ·cos(f, w_k) with W and γ of model.safetensors.",
         )
-    graph = _graph(Classifier(copy.deepcopy(model).cpu().eval()), model.card)
+    classifier = Classifier(copy.deepcopy(model).cpu().eval())
+    graph = onnx_graph(classifier, model.card, ["logits", "probabilities"])
     for key, value in metadata(model.card).items():
         graph.metadata_props.add(key=key, value=value)
     try:
@@ -57,18 +57,21 @@ def export_onnx(model: CosineModel, path: Path) -> None:
         write_atomically(path, content)
 
 
-def _graph(classifier: Classifier, card: ModelCard) -> Any:
+def onnx_graph(module: nn.Module, card: ModelCard, outputs: Sequence[str]) -> Any:
+    """A module from uint8 `pixels` [n, size, size, channels] as an ONNX message; n is free."""
+    for package in ("onnx", "onnxscript"):
+        extra(package, EXTRA)
     # Two pictures: of one, the exporter would take the number for a constant.
     example = torch.zeros(2, card.size, card.size, card.channels, dtype=torch.uint8)
     try:
-        with quiet():
+        with quiet(), torch.inference_mode(mode=False):
             program = torch.onnx.export(
-                classifier,
+                module,
                 (example,),
                 dynamo=True,
                 dynamic_shapes={"pixels": {0: torch.export.Dim("n")}},
                 input_names=["pixels"],
-                output_names=["logits", "probabilities"],
+                output_names=list(outputs),
                 verbose=False,
             )
     except Exception as error:  # whatever a foreign backbone meets on its way

@@ -6,6 +6,8 @@ whatever changes has another name, so that a stale bank is never used.
 
 import hashlib
 import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -17,6 +19,7 @@ from torch import Tensor
 
 from fewgraft.data.arrays import npy_map
 from fewgraft.data.catalogue import data_root
+from fewgraft.data.pictures import Pixels
 from fewgraft.data.store import ImageStore
 from fewgraft.draws import Indices
 from fewgraft.errors import FewgraftError, reading, writing
@@ -24,9 +27,14 @@ from fewgraft.files import replacing_folder
 from fewgraft.model import CosineModel, embed_all, weights_hash
 from fewgraft.progress import track
 from fewgraft.prototypes import directions
+from fewgraft.runtime import Runtime
 
 PICTURES_AT_A_TIME = 1024
 KIND = "directions"  # what is kept of features; part of the name
+# Pixels a side. Up to these, networks are so small that onnxruntime gains little, and the figures
+# of docs/results.md must not depend on which library was the faster one on a day.
+BY_TORCH = 64
+Embed = Callable[[Pixels], Tensor]  # uint8 [n, size, size, channels] → features [n, d]
 
 
 @dataclass(frozen=True)
@@ -97,13 +105,26 @@ def _compute(model: CosineModel, store: ImageStore, pictures: Indices, path: Pat
     features = np.lib.format.open_memmap(
         path, mode="w+", dtype=np.float32, shape=(len(pictures), model.card.width)
     )
+    embed = _by_torch(model) if model.card.size <= BY_TORCH else _by_runtime(model, len(pictures))
     starts = range(0, len(pictures), PICTURES_AT_A_TIME)
     for start in track(starts, f"features of {model.card.stage or 'model'}", len(starts)):
         some = pictures[start : start + PICTURES_AT_A_TIME]
-        features[start : start + len(some)] = _directions(model, store, some)
+        features[start : start + len(some)] = directions(embed(store.pictures[some])).numpy()
     features.flush()
 
 
-def _directions(model: CosineModel, store: ImageStore, pictures: Indices) -> NDArray[np.float32]:
-    found: NDArray[np.float32] = directions(embed_all(model, store.pictures[pictures])).numpy()
-    return found
+def _by_torch(model: CosineModel) -> Embed:
+    return lambda pixels: embed_all(model, pixels)
+
+
+def _by_runtime(model: CosineModel, expected: int) -> Embed:
+    runtime = Runtime(model)
+    runtime.expect(expected)
+
+    def embed(pixels: Pixels) -> Tensor:
+        parts = [pixels[s : s + runtime.batch] for s in range(0, len(pixels), runtime.batch)]
+        with ThreadPoolExecutor(runtime.streams) as pool:
+            features = torch.from_numpy(np.concatenate(list(pool.map(runtime, parts))))
+        return model.place(features.to(model.centre.device)).cpu()
+
+    return embed

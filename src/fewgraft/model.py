@@ -127,18 +127,18 @@ class CosineModel(nn.Module):
         return logits + self.bias if self.card.biased else logits
 
     def embed(self, pictures: Tensor) -> Tensor:
-        """Features [n, d] of prepared pictures; in training, of them alone and not their mirror."""
-        return self.place(self.backbone_features(pictures))
+        """Features [n, d] of prepared pictures, in the space of this model."""
+        return self.place(self.raw(pictures))
 
-    def backbone_features(self, pictures: Tensor) -> Tensor:
-        """What the network alone makes of prepared pictures [n, d]."""
+    def raw(self, pictures: Tensor) -> Tensor:
+        """Features [n, d] of the backbone alone; in training, without the mirror image's."""
         features: Tensor = self.backbone(pictures)
         if self.card.mirrored and not self.training:
             features = (features + self.backbone(pictures.flip(3))) / 2
         return features
 
     def place(self, features: Tensor) -> Tensor:
-        """Features of the network [n, d], in the space in which this model compares them."""
+        """Features of the backbone [n, d], in the space in which this model compares them."""
         if self.card.whitened:
             return Space(self.centre, self.whitening, self.offset)(features)
         return features - self.centre if self.card.centred else features

@@ -11,6 +11,7 @@ The constructor only stores; what was learnt ends in `_`. `learn` gives a new es
 the old one as it is.
 """
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -30,9 +31,11 @@ from fewgraft.app.learning.learn import LearnSettings, Outcome, learn
 from fewgraft.app.learning.names import UNKNOWN
 from fewgraft.app.learning.saving import open_classifier, save_outcome
 from fewgraft.app.report.page import report_page
+from fewgraft.devices import choose_device
 from fewgraft.errors import FewgraftError
 from fewgraft.model import CosineModel, ModelCard, load_model, read_card, save_model
 from fewgraft.prototypes import Refinement
+from fewgraft.runtime import place_of
 
 Labels = NDArray[Any]
 
@@ -51,6 +54,8 @@ class FewgraftClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         tolerance: Share of their examples that old classes may lose to new ones.
         unknown: Whether `predict` may answer "unknown"; labels must be strings then.
         keep: Whether features of photos are kept on disk.
+        device: Where the network is computed: "auto", "cpu", "cuda" or "mps". None leaves a
+            `CosineModel` where it is and is the CPU otherwise.
 
     Attributes:
         classes_: Labels that it knows [K].
@@ -82,6 +87,7 @@ class FewgraftClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         tolerance: float = 0.015,
         unknown: bool = False,
         keep: bool = True,
+        device: str | None = None,
     ) -> None:
         self.backbone = backbone
         self.steps = steps
@@ -89,6 +95,7 @@ class FewgraftClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.tolerance = tolerance
         self.unknown = unknown
         self.keep = keep
+        self.device = device
 
     def fit(self, X: Any, y: ArrayLike) -> Self:  # noqa: N803
         """Learn the base classes.
@@ -108,13 +115,21 @@ class FewgraftClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self.backbone is None:
             self.model_ = _base_of_arrays(X, labels, self.classes_)
         else:
-            start = self._start()
-            self.model_, self.failed_ = build_base(
-                start, _by_class(_photos(X), labels), keep=self.keep
+            model, self.failed_ = build_base(
+                self._start(), _by_class(_photos(X), labels), keep=self.keep
             )
+            self.model_ = model if self.device is None else model.cpu()
         return self
 
     def _start(self) -> CosineModel:
+        """The backbone, on the device that was asked for; one that was given stays as it is."""
+        start, place = self._opened(), self._place()
+        return start if place in (None, place_of(start)) else copy.deepcopy(start).to(place)
+
+    def _place(self) -> torch.device | None:
+        return None if self.device is None else choose_device(self.device)
+
+    def _opened(self) -> CosineModel:
         if isinstance(self.backbone, CosineModel):
             return self.backbone
         if isinstance(self.backbone, str):
@@ -218,7 +233,7 @@ class FewgraftClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _embedder(self) -> Embeds:
         if self.backbone is None:
             return ArrayEmbedder(self.model_)
-        return Embedder(self.model_, keep=self.keep)
+        return Embedder(self.model_, keep=self.keep, device=self._place())
 
     def save(self, folder: str | Path) -> None:
         """Write the classifier, and what is known of its last lesson.

@@ -9,22 +9,16 @@ computes what, nor a death in between changes a bit. Each worker uses one thread
 the bits are those of `in_this_process` after `torch.set_num_threads(1)`. With more threads, or
 on another kind of processor, sums are added up in another order, and a query that lies on a
 border may fall to the other side.
-
-A cluster on this machine listens on the loopback address only and sends no usage statistics.
-Authentication is left to Ray, which keeps a token in ~/.ray.
 """
 
 import contextlib
 import dataclasses
-import importlib
-import logging
 import os
 import socket
 import sys
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -33,18 +27,11 @@ import torch
 from fewgraft.bench.runner import Bench, Job, versions
 from fewgraft.errors import FewgraftError
 from fewgraft.metrics import Scores
+from fewgraft.ray_cluster import RayCluster, home_of_this_process
 
 THREADS = 1  # of each worker
 LOOK_EVERY = 5  # seconds without an answer, then: is the cluster still there?
 TRIES = 3  # workers that may die on the same chunk
-_OBJECT_STORE = 100 * 2**20  # bytes; scores are small, and a container's shared memory often is too
-# Ray reads these when it is imported and when it starts.
-_QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_DEDUP_LOGS_SKIP_REGEX": "^A worker died",  # a paragraph on standard output; we tell it too
-}
-# Its name is that of the systems where it is the default: Ray then stays on the loopback address.
-_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
 def ray_engine(address: str | None = None, workers: int | None = None) -> "RayEngine":
@@ -52,30 +39,7 @@ def ray_engine(address: str | None = None, workers: int | None = None) -> "RayEn
 
     `workers` is one for each core if not given. Close the engine after use, or use it in a `with`.
     """
-    environment = _QUIET if address else _QUIET | _LOOPBACK
-    try:
-        with _set(environment):
-            ray = importlib.import_module("ray")
-    except ImportError:
-        raise FewgraftError(
-            "the engine 'ray' needs Ray, which is not installed", "pip install 'fewgraft[ray]'"
-        ) from None
-    return RayEngine(ray, address, workers, environment)
-
-
-@contextlib.contextmanager
-def _set(environment: Mapping[str, str]) -> Iterator[None]:
-    """Variables of the environment, put back afterwards."""
-    before = {name: os.environ.get(name) for name in environment}
-    os.environ.update(environment)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    return RayEngine(RayCluster(address, workers), workers)
 
 
 @dataclass(frozen=True)
@@ -146,15 +110,11 @@ class RayEngine:
 
     threads = THREADS
 
-    def __init__(
-        self, ray: Any, address: str | None, workers: int | None, environment: Mapping[str, str]
-    ) -> None:
-        self._ray = ray
-        self._address = address
+    def __init__(self, cluster: RayCluster, workers: int | None) -> None:
+        self._cluster = cluster
+        self._ray = cluster.ray
         self._wanted = workers
-        self._environment = environment
         self._crew: _Crew | None = None
-        self._owns_connection = False
 
     def __call__(
         self, bench: Bench, job: Job, chunks: Sequence[range]
@@ -164,7 +124,7 @@ class RayEngine:
             return
         _ = bench.split_features(job).bank  # written once, before all workers want it
         if self._crew is None:
-            self._connect()
+            self._cluster.connect()
             self._crew = _Crew(self._ray, self._size())
         yield from self._crew.compute(
             dataclasses.replace(job, models=job.models.absolute()), chunks
@@ -175,48 +135,15 @@ class RayEngine:
         """All that are ready and, as far as is known, alive."""
         return list(self._crew.known.values()) if self._crew else []
 
-    def _connect(self) -> None:
-        if self._ray.is_initialized() and self._address is None:
-            return  # whoever calls us is connected already, and ends it
-        quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
-        self._owns_connection = not self._ray.is_initialized()
-        with _set(self._environment):
-            if self._address is None:
-                self._ray.init(
-                    "local",
-                    num_cpus=self._wanted or os.cpu_count(),
-                    include_dashboard=False,
-                    object_store_memory=_OBJECT_STORE,
-                    **quiet,
-                )
-            else:
-                self._join(self._address, quiet)
-
-    def _join(self, address: str, quiet: Mapping[str, Any]) -> None:
-        host, _, port = address.removeprefix("ray://").rpartition(":")
-        try:
-            if port.isdigit():  # Ray itself would go on trying for minutes
-                socket.create_connection((host, int(port)), timeout=10).close()
-            self._ray.init(address, **quiet)
-        except (OSError, ValueError, RuntimeError, self._ray.exceptions.RayError) as error:
-            raise FewgraftError(
-                f"cannot join a Ray cluster at {address}: {error}",
-                "Start one with `ray start --head`; if it wants a token, set RAY_AUTH_MODE=token.",
-            ) from None
-
     def _size(self) -> int:
         return self._wanted or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
     def close(self) -> None:
         """End the workers, and the cluster if it was started here."""
         crew, self._crew = self._crew, None
-        if crew is not None and crew.lost:
-            self._owns_connection = False  # Ray would look for its head for a minute
-        elif crew is not None:
+        if crew is not None and not crew.lost:
             crew.dismiss()
-        if self._owns_connection:
-            self._ray.shutdown()
-            self._owns_connection = False
+        self._cluster.close(lost=crew is not None and crew.lost)
 
     def __enter__(self) -> Self:
         """The engine itself."""
@@ -280,7 +207,7 @@ class _Crew:
             self._asked[worker.chunk.remote(job, chunk)] = (worker, chunk)
         starting = len(self._asked) - len(self._in_hand())
         while starting < len(todo) and len(self._asked) + len(self._free) < self._size:
-            self._free.append(self._actor.remote(_home()))
+            self._free.append(self._actor.remote(home_of_this_process()))
             self._call_the_roll()
             starting += 1
 
@@ -346,12 +273,6 @@ class _Crew:
             self._ray.kill(worker)
         self._free.clear()
         self.known.clear()
-
-
-def _home() -> dict[str, str]:
-    """Where this process keeps its data sets, for processes that were started elsewhere."""
-    home = os.environ.get("FEWGRAFT_HOME")
-    return {"FEWGRAFT_HOME": str(Path(home).expanduser().absolute())} if home else {}
 
 
 def _tell(message: str) -> None:

@@ -17,6 +17,7 @@ import fewgraft
 from fewgraft.bench.results import Results, Row, row_id
 from fewgraft.data.catalogue import open_data
 from fewgraft.data.store import ImageStore
+from fewgraft.devices import CPU
 from fewgraft.episodes import (
     SETTINGS,
     Episodes,
@@ -115,10 +116,14 @@ def makes_sense(spec: MethodSpec, setting: str) -> bool:
 
 
 class Bench:
-    """Data, models and episodes, each opened once; `features` is where features are kept."""
+    """Data, models and episodes, each opened once; `features` is where features are kept.
 
-    def __init__(self, features: Path | None = None) -> None:
+    Networks and methods compute on `device`.
+    """
+
+    def __init__(self, features: Path | None = None, device: torch.device = CPU) -> None:
         self._features = features
+        self.device = device
         self._stores: dict[str, ImageStore] = {}
         self._split_features: dict[tuple[str, Path, str, str], SplitFeatures] = {}
         self._episodes: dict[tuple[str, EpisodeSettings, int], tuple[Episodes, QueryLabels]] = {}
@@ -134,7 +139,7 @@ class Bench:
         split = job.episode_settings.split
         key = (job.data, job.models, job.spec.stage, split)
         if key not in self._split_features:
-            model = stage_model(job.models, job.spec.stage)
+            model = stage_model(job.models, job.spec.stage).to(self.device)
             opened = SplitFeatures(model, self.store(job.data), split, self._features)
             self._split_features[key] = opened
         return self._split_features[key]
@@ -191,9 +196,14 @@ class Bench:
             },
             seconds=round(seconds, 3),
             versions=versions(),
-            machine=f"{platform.machine()}, {threads} thread{'s' if threads > 1 else ''}",
+            machine=_machine(self.device, threads),
             **identity,
         )
+
+
+def _machine(device: torch.device, threads: int) -> str:
+    elsewhere = "" if device == CPU else f", {device}"
+    return f"{platform.machine()}, {threads} thread{'s' if threads > 1 else ''}{elsewhere}"
 
 
 def _number(value: float) -> float | None:

@@ -18,6 +18,7 @@ from fewgraft.cli.bench_options import (
     listed,
     numbers,
 )
+from fewgraft.cli.tool import DeviceOption
 from fewgraft.errors import FewgraftError, writing
 
 app = typer.Typer(
@@ -59,6 +60,7 @@ def run(
     address: Annotated[
         str | None, typer.Option(help="Join the Ray cluster at this address.")
     ] = None,
+    device: DeviceOption = "cpu",
 ) -> None:
     """Evaluate methods × settings × shots. Rows that are there already are not computed again.
 
@@ -73,12 +75,16 @@ def run(
     from fewgraft.bench.results import Results
     from fewgraft.bench.runner import Bench, jobs
     from fewgraft.bench.runner import run as run_jobs
+    from fewgraft.devices import choose_device
     from fewgraft.episodes import SETTINGS
     from fewgraft.files import make_folder
     from fewgraft.methods import methods as known_methods
     from fewgraft.training.recipe import load_recipe
     from fewgraft.zoo import models_folder
 
+    place = choose_device(device)
+    if engine == "ray" and place.type != "cpu":
+        raise FewgraftError("workers of Ray compute on the CPU", "Leave --device or --engine out.")
     loaded = load_recipe(recipe)
     wanted = jobs(
         loaded,
@@ -97,7 +103,7 @@ def run(
         make_folder(folder)
     done = 0
     with chosen_engine(engine, workers, address) as compute:
-        for row, computed in run_jobs(wanted, Results(folder), Bench(), compute):
+        for row, computed in run_jobs(wanted, Results(folder), Bench(device=place), compute):
             done += computed
             typer.echo(
                 f"{row.id}  {row.method:<28} {row.setting:<17} {row.shots}-shot  "

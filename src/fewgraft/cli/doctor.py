@@ -13,7 +13,19 @@ from packaging.requirements import Requirement
 from fewgraft import __version__
 from fewgraft.errors import FewgraftError
 
-CORE = ("torch", "accelerate", "safetensors", "numpy", "pillow", "pyarrow", "pydantic", "typer")
+CORE = (
+    "torch",
+    "onnx",
+    "onnxruntime",
+    "onnxscript",
+    "accelerate",
+    "safetensors",
+    "numpy",
+    "pillow",
+    "pyarrow",
+    "pydantic",
+    "typer",
+)
 SHOWN = 3  # packages of an extra
 # What each extra of the package is for; which extras there are, the installed package itself says.
 PURPOSES = {
@@ -22,7 +34,7 @@ PURPOSES = {
     "efficientnet": "larger networks with ImageNet weights",
     "timm": "backbones of timm",
     "hf": "backbones of Hugging Face",
-    "onnx": "ONNX backbones and export",
+    "onnx": "ONNX backbones and export, part of every install",
     "serve": "serving a classifier to browsers",
     "ray": "benchmarks on many machines",
     "tensorboard": "watching a training run",

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from fewgraft.cli.tool import DeviceOption
 from fewgraft.errors import FewgraftError
 
 NEEDED = ("fastapi", "uvicorn", "python_multipart")
@@ -33,6 +34,7 @@ def serve(
         Path | None,
         typer.Option(help="Keep versions in this folder; CLASSIFIER.versions if not given."),
     ] = None,
+    device: DeviceOption = "auto",
 ) -> None:
     """Serve a classifier: a page to recognise photos and teach classes, and a JSON API.
 
@@ -55,6 +57,7 @@ def serve(
         )
     from fewgraft.app.features.given import refuse_addresses
     from fewgraft.app.server.run import run
+    from fewgraft.devices import choose_device
 
     refuse_addresses(classifier)
-    run(classifier, host, port, token, versions, typer.echo)
+    run(classifier, host, port, token, versions, typer.echo, choose_device(device))

@@ -11,6 +11,12 @@ from fewgraft.errors import FewgraftError, writing
 if TYPE_CHECKING:
     from fewgraft.app.learning.learn import Outcome
 
+DeviceOption = Annotated[
+    str,
+    typer.Option(
+        help="Compute the network on cpu, cuda or mps; auto takes a GPU where there is one."
+    ),
+]
 SHOWN = 5  # pictures that could not be used, before the rest is only counted
 
 
@@ -37,6 +43,7 @@ def base(
     names: Annotated[
         Path | None, typer.Option(help="Read its class names here: one per line, or a JSON list.")
     ] = None,
+    device: DeviceOption = "auto",
 ) -> None:
     """Make a base classifier from class folders, on top of a backbone that is trained already.
 
@@ -53,6 +60,7 @@ def base(
     """
     from fewgraft.app.features.given import labelled_photos, refuse_addresses
     from fewgraft.app.learning.base import build_base, import_base, model_of_backbone
+    from fewgraft.devices import choose_device
     from fewgraft.model import save_model
 
     _new_folder(out)
@@ -62,12 +70,12 @@ def base(
     if photos is None and head is None:
         raise FewgraftError("give class folders of photos, or --head and --names")
     classes = labelled_photos(photos, at_least=1 if head else 2) if photos else {}
-    start = model_of_backbone(backbone)
+    start = model_of_backbone(backbone).to(choose_device(device))
     if head and names:
         model, failed = import_base(start, head, names, classes)
     else:
         model, failed = build_base(start, classes)
-    save_model(model, out)
+    save_model(model.cpu(), out)
     _tell_failures(failed)
     card = model.card
     source = f"{sum(card.examples)} photos" if card.examples else str(head)
@@ -114,6 +122,7 @@ def learn(
     adapt: Annotated[
         bool, typer.Option("--adapt", help="Let the last block of the network move as well.")
     ] = False,
+    device: DeviceOption = "auto",
     progress_json: Annotated[bool, typer.Option("--progress-json", hidden=True)] = False,
 ) -> None:
     """Teach a classifier new classes; the old one stays as it is.
@@ -135,10 +144,12 @@ def learn(
     from fewgraft.app.learning.learn import LearnSettings, learn
     from fewgraft.app.learning.saving import open_classifier, save_outcome
     from fewgraft.app.report.page import report_page
+    from fewgraft.devices import choose_device
     from fewgraft.progress import json_lines
 
     _new_folder(out)
     refuse_addresses(classifier)
+    place = choose_device(device)
     model = open_classifier(classifier)
     tracker = json_lines if progress_json else track_photos
     asked = (
@@ -149,9 +160,9 @@ def learn(
         LearnSettings(tolerance=tolerance, unknown=unknown, review=review),
     )
     outcome = (
-        learn_adapted(*asked, tracker=tracker)
+        learn_adapted(*asked, tracker=tracker, device=place)
         if adapt
-        else learn(*asked, Embedder(model, tracker=tracker))
+        else learn(*asked, Embedder(model, tracker=tracker, device=place))
     )
     save_outcome(outcome, out, report_page(outcome))
     _tell(outcome)
@@ -168,6 +179,7 @@ def predict(
     unknown: Annotated[
         bool, typer.Option(help='Answer "unknown" where no class fits, or always name a class.')
     ] = True,
+    device: DeviceOption = "auto",
 ) -> None:
     """Name what is on a photo, or on all photos of a folder.
 
@@ -183,12 +195,14 @@ def predict(
     from fewgraft.app.features.given import refuse_addresses, unlabelled_photos
     from fewgraft.app.learning.predicting import predict, write_csv
     from fewgraft.app.learning.saving import open_classifier
+    from fewgraft.devices import choose_device
     from fewgraft.files import readable
 
     refuse_addresses(classifier)
+    embed = Embedder(open_classifier(classifier), device=choose_device(device))
     files = unlabelled_photos(photos)
     names = [readable(f.relative_to(photos) if photos.is_dir() else f) for f in files]
-    answers = list(predict(Embedder(open_classifier(classifier)), files, names, unknown=unknown))
+    answers = list(predict(embed, files, names, unknown=unknown))
     if csv:
         with writing(csv):
             write_csv(csv, answers)
@@ -198,6 +212,59 @@ def predict(
             said = answer.problem or f"{answer.label}\t{answer.score:.3f}"
             typer.echo(f"{answer.photo}\t{said}")
     if answers and all(answer.problem for answer in answers):
+        raise FewgraftError("none of the photos can be read")
+
+
+def embed(
+    photos: Annotated[Path, typer.Argument(help="Embed this photo, or this folder of photos.")],
+    backbone: Annotated[
+        str, typer.Option(help="Use this backbone, or that of the classifier in this folder.")
+    ] = "efficientnet-lite0",
+    engine: Annotated[str, typer.Option(help="Compute here, or on a cluster with ray.")] = "here",
+    address: Annotated[
+        str | None, typer.Option(help="Join the Ray cluster at this address.")
+    ] = None,
+    device: DeviceOption = "auto",
+) -> None:
+    """Compute features of photos ahead, so that base, learn and predict find them.
+
+    Features are kept by the content of a photo. With --engine ray many machines compute; the
+    photos are read here, and the features are written here. Interrupted, the same command goes on.
+
+    Examples:
+
+      fewgraft embed photos/pile
+
+      fewgraft embed photos/pile --backbone v1 --engine ray --address 10.0.0.1:6379
+    """
+    from fewgraft.app.features.embedding import Embedder
+    from fewgraft.app.features.given import refuse_addresses, unlabelled_photos
+    from fewgraft.app.features.labelled import photo_name
+    from fewgraft.app.learning.base import model_of_backbone
+    from fewgraft.devices import choose_device
+
+    if engine not in ("here", "ray"):
+        raise FewgraftError(f"there is no engine '{engine}'", "There are: here, ray.")
+    if engine == "here" and address:
+        raise FewgraftError("--address goes with --engine ray")
+    refuse_addresses(backbone)
+    place = choose_device(device)
+    files = unlabelled_photos(photos)
+    model = model_of_backbone(backbone)
+    if engine == "ray":
+        from fewgraft.app.features.ray_embedding import embed_on_ray
+        from fewgraft.ray_cluster import RayCluster
+
+        cluster = RayCluster(address)
+        try:
+            failed = embed_on_ray(model, files, cluster)
+        finally:
+            cluster.close()
+    else:
+        failed = Embedder(model, device=place)(files).failed
+    _tell_failures({photo_name(files[number], number): why for number, why in failed.items()})
+    typer.echo(f"features of {len(files) - len(failed)} photos are kept")
+    if len(failed) == len(files):
         raise FewgraftError("none of the photos can be read")
 
 

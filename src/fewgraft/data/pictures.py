@@ -194,7 +194,8 @@ def _side(size: int, crop: float) -> int:
 
 def _fit(image: Image.Image, size: int, channels: int, crop: float) -> Pixels:
     """A plain picture: resize the shorter side to size / crop and cut the middle square out."""
-    image = image.convert("L" if channels == 1 else "RGB")
+    mode = "L" if channels == 1 else "RGB"
+    image = image if image.mode == mode else image.convert(mode)
     side = _side(size, crop)
     if image.size != (side, side):
         image = ImageOps.fit(image, (side, side), Image.Resampling.BICUBIC)

@@ -8,7 +8,6 @@ Features are added in segments of two files, complete or absent; several process
 import contextlib
 import hashlib
 import io
-import json
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +20,6 @@ from fewgraft.data.catalogue import data_root
 from fewgraft.errors import FewgraftError, reading
 from fewgraft.files import make_folder, write_atomically
 from fewgraft.locks import hold_lock
-from fewgraft.model import CosineModel, weights_hash
 from fewgraft.parsing import read_whole
 
 Features = NDArray[np.float32]
@@ -32,13 +30,6 @@ SEGMENT = 1024  # features that are written together
 def content_key(content: bytes) -> bytes:
     """A name for exactly these bytes."""
     return hashlib.blake2b(content, digest_size=DIGEST).digest()
-
-
-def backbone_key(model: CosineModel) -> str:
-    """A name for all that turns a picture's bytes into features; the classes are no part of it."""
-    card = model.card
-    seen = [card.backbone, card.size, card.crop, card.channels, card.mean, card.std, card.mirrored]
-    return weights_hash(model.backbone, json.dumps(seen), length=20)
 
 
 def cache_root() -> Path:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,21 +20,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fewgraft.app.features.cache import (
-    FeatureCache,
-    Features,
-    backbone_key,
-    cache_root,
-    content_key,
-)
+from fewgraft.app.features.cache import FeatureCache, Features, cache_root, content_key
 from fewgraft.data.pictures import MAX_BYTES, PictureError, Pixels, read_picture
 from fewgraft.errors import FewgraftError
 from fewgraft.model import CosineModel
 from fewgraft.progress import track
+from fewgraft.runtime import BATCH, Runtime
 
 Photo = Path | bytes | Pixels | Image.Image
-BATCH = 32
-PIXELS = BATCH * 384 * 384  # of a batch: larger pictures come in fewer at a time
 AHEAD = 4 * BATCH  # pictures that may wait, decoded, for the network
 IN_MEMORY = 64 << 20  # bytes of features; more lie in a file that the system pages in and out
 
@@ -78,6 +72,15 @@ class _Decoded:
     pixels: Pixels | None  # None: its feature is known
 
 
+@dataclass(frozen=True)
+class _Running:
+    """A batch whose features are being computed."""
+
+    rows: slice
+    keys: list[bytes]
+    found: Callable[[], dict[bytes, Features]]  # those that were not known
+
+
 class Embedder:
     """f_θ over photos. Features are those of the backbone, taken from the model's centre."""
 
@@ -87,14 +90,16 @@ class Embedder:
         *,
         keep: bool = True,
         cache: Path | None = None,
+        device: torch.device | None = None,  # None: where the backbone is
         tracker: Tracker = track_photos,
         decoders: Executor | None = None,  # shared with others; None: a thread per core
+        runtime: Runtime | None = None,  # shared with others; None: one on `device`
     ) -> None:
         self.model = model.eval()
+        self.runtime = runtime or Runtime(model, device)
         self._decoders = decoders
         self._tracker = tracker
-        self._batch = max(1, min(BATCH, PIXELS // model.card.size**2))
-        folder = (cache or cache_root()) / backbone_key(model) if keep else None
+        folder = (cache or cache_root()) / self.runtime.key if keep else None
         self._cache = FeatureCache(folder, model.card.width)
 
     def __call__(self, photos: Sequence[Photo], what: str = "photos") -> Embedded:
@@ -106,36 +111,43 @@ class Embedder:
         keys: list[bytes] = []
         failed: dict[int, str] = {}
         batch: list[_Decoded] = []
-        decoded = self._decoded(photos)
-        for number in self._tracker(range(len(photos)), what, len(photos)):
-            one = next(decoded)
-            if isinstance(one, str):
-                failed[number] = one
-            else:
-                batch.append(one)
-                kept.append(number)
-                keys.append(one.key)
-            if batch and (len(batch) == self._batch or number == len(photos) - 1):
-                features[len(kept) - len(batch) : len(kept)] = self._embed(batch)
-                batch = []
+        running: deque[_Running] = deque()
+        with self._pool() as pool:
+            decoded = self._decoded(photos, pool)
+            for number in self._tracker(range(len(photos)), what, len(photos)):
+                one = next(decoded)
+                if isinstance(one, str):
+                    failed[number] = one
+                else:
+                    batch.append(one)
+                    kept.append(number)
+                    keys.append(one.key)
+                last = number == len(photos) - 1
+                if batch and (last or len(batch) == self.runtime.batch):
+                    rows = slice(len(kept) - len(batch), len(kept))
+                    found = self._start(batch, len(photos) - number, pool)
+                    running.append(_Running(rows, [one.key for one in batch], found))
+                    batch = []
+                while len(running) > (0 if last else self.runtime.streams):
+                    done = running.popleft()
+                    features[done.rows] = self._finish(done)
         self._cache.flush()
         return Embedded(features[: len(kept)], kept, keys, failed)
 
-    def _decoded(self, photos: Sequence[Photo]) -> Iterator[_Decoded | str]:
+    def _decoded(self, photos: Sequence[Photo], pool: Executor) -> Iterator[_Decoded | str]:
         """Every photo decoded, in order, a few ahead of the network; or why it could not be."""
         coming = iter(photos)
         waiting: deque[Future[_Decoded | str]] = deque()
-        with self._pool() as pool:
-            some = islice(coming, min(AHEAD, 4 * self._batch))
-            waiting.extend(pool.submit(self._decode, photo) for photo in some)
-            try:
-                while waiting:
-                    done = waiting.popleft().result()
-                    waiting.extend(pool.submit(self._decode, photo) for photo in islice(coming, 1))
-                    yield done
-            finally:
-                for left in waiting:
-                    left.cancel()
+        some = islice(coming, min(AHEAD, 4 * self.runtime.batch))
+        waiting.extend(pool.submit(self._decode, photo) for photo in some)
+        try:
+            while waiting:
+                done = waiting.popleft().result()
+                waiting.extend(pool.submit(self._decode, photo) for photo in islice(coming, 1))
+                yield done
+        finally:
+            for left in waiting:
+                left.cancel()
 
     def _pool(self) -> AbstractContextManager[Executor]:
         if self._decoders:
@@ -155,20 +167,37 @@ class Embedder:
         except OSError as error:
             return error.strerror or "cannot be read"
 
-    @torch.inference_mode()
-    def _embed(self, batch: Sequence[_Decoded]) -> Features:
-        """Features [n, d]; only what is not known goes through the network."""
+    def _start(
+        self, batch: Sequence[_Decoded], ahead: int, pool: Executor
+    ) -> Callable[[], dict[bytes, Features]]:
+        """Begin with what is not known of a batch; gives what to call for the features.
+
+        Where the network runs in several batches at a time, the threads that decode compute it as
+        well, so that there is one for each core and none waits.
+        """
         pixels = {one.key: one.pixels for one in batch if one.pixels is not None}
-        new: dict[bytes, Features] = {}
-        if pixels:
-            pictures = self.model.prepare(torch.from_numpy(np.stack(list(pixels.values()))))
-            computed = self.model.backbone_features(pictures).float().cpu().numpy()
-            if not np.isfinite(computed).all():
-                raise FewgraftError("the network gives features that are not finite")
-            new = dict(zip(pixels, computed, strict=True))
-            self._cache.put(new)
-        rows = np.stack([new[k] if k in new else self._cache[k] for k in (o.key for o in batch)])
-        placed: Features = self.model.place(torch.from_numpy(rows)).numpy()
+        if not pixels:
+            return dict
+        stacked = np.stack(list(pixels.values()))
+        self.runtime.consider(stacked, ahead)
+        if self.runtime.streams > 1 and not self._decoders:
+            return pool.submit(self._compute, list(pixels), stacked).result
+        return partial(dict, self._compute(list(pixels), stacked))
+
+    def _compute(self, keys: Sequence[bytes], pixels: Pixels) -> dict[bytes, Features]:
+        """Features [d] by key of pictures [n, size, size, channels]."""
+        computed = self.runtime(pixels)
+        if not np.isfinite(computed).all():
+            raise FewgraftError("the network gives features that are not finite")
+        return dict(zip(keys, computed, strict=True))
+
+    def _finish(self, done: _Running) -> Features:
+        """Features [n, d] of a batch, with those that were known."""
+        new = done.found()
+        self._cache.put(new)
+        rows = np.stack([new[key] if key in new else self._cache[key] for key in done.keys])
+        place = self.model.centre.device
+        placed: Features = self.model.place(torch.from_numpy(rows).to(place)).cpu().numpy()
         return placed
 
 

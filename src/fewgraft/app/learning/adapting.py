@@ -7,6 +7,7 @@ registered; then the lesson is learnt as usual, on the features of the moved net
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from fewgraft.app.features.embedding import Embedder, Photo, Tracker, content_of
 from fewgraft.app.features.labelled import Photos
 from fewgraft.app.learning.learn import LearnSettings, Outcome, learn
 from fewgraft.data.pictures import PictureError, Pixels, read_picture
+from fewgraft.devices import CPU
 from fewgraft.errors import FewgraftError
 from fewgraft.methods.base import Task, TaskPictures
 from fewgraft.methods.distilled_adaptation import DistilledAdaptation
@@ -39,20 +41,18 @@ def learn_adapted(
     *,
     keep: bool = True,
     tracker: Tracker = track_photos,
+    device: torch.device = CPU,
 ) -> Outcome:
     """Teach the model with a network that moves, unless old classes suffer from that."""
     settings = settings or LearnSettings()
     check_movable(model)
-    plain = learn(
-        model, new, unlabelled, check, settings, Embedder(model, keep=keep, tracker=tracker)
-    )
+    embed = partial(Embedder, keep=keep, tracker=tracker, device=device)
+    plain = learn(model, new, unlabelled, check, settings, embed(model))
     distinct = plain.unlabelled.photos
     if not distinct:
         return replace(plain, notes=(*plain.notes, "nothing was adapted: there is no pile"))
-    moved = adapted_model(model, plain.examples, distinct, config or DistilledAdaptation())
-    outcome = learn(
-        moved, new, unlabelled, check, settings, Embedder(moved, keep=keep, tracker=tracker)
-    )
+    moved = adapted_model(model, plain.examples, distinct, config or DistilledAdaptation(), device)
+    outcome = learn(moved, new, unlabelled, check, settings, embed(moved))
     if plain.check and outcome.check:
         judged = replace(outcome.check, before=plain.check.before)
         if judged.loses_more_than(settings.tolerance):
@@ -75,26 +75,34 @@ def check_movable(model: CosineModel) -> None:
 
 
 def adapted_model(
-    model: CosineModel, new: Photos, unlabelled: Sequence[Photo], config: DistilledAdaptation
+    model: CosineModel,
+    new: Photos,
+    unlabelled: Sequence[Photo],
+    config: DistilledAdaptation,
+    device: torch.device = CPU,
 ) -> CosineModel:
-    """The model with its last block and the weights of the classes not taught moved."""
+    """The model with its last block and the weights of the classes not taught moved.
+
+    It is adapted on `device`; the result is where the model is.
+    """
     taught = tuple(new)
     examples = [(photo, label) for label, name in enumerate(taught) for photo in new[name]]
     thinned = unlabelled[:: -(-len(unlabelled) // LARGEST_UNLABELLED)]
     support, kept = _pixels(model, [photo for photo, _ in examples])
     rest, _ = _pixels(model, thinned)
-    network = Network(model, np.concatenate([support, rest]))
+    there = model if device == CPU else deepcopy(model).to(device)
+    network = Network(there, np.concatenate([support, rest]))
     places = torch.arange(len(support) + len(rest))[None]
     others = [row for row, name in enumerate(model.card.classes) if name not in taught]
     pictures = TaskPictures(network, places[:, : len(support)], places[:, len(support) :])
-    weights, gamma = model.weight.detach()[others], model.gamma.item()
+    weights, gamma = there.weight.detach()[others], model.gamma.item()
     with torch.no_grad():
         features = network.features(places)
     unlabelled_features = features[:, len(support) :]
     task = Task(
         ways=len(taught),
         support=features[:, : len(support)],
-        labels=torch.tensor([[examples[number][1] for number in kept]]),
+        labels=torch.tensor([[examples[number][1] for number in kept]], device=device),
         unlabelled=unlabelled_features,
         base_unlabelled=cosine_logits(unlabelled_features, weights, gamma),
         weights=weights,
@@ -106,9 +114,9 @@ def adapted_model(
     moved = CosineModel(model.card, deepcopy(model.backbone))
     moved.load_state_dict(model.state_dict())
     with torch.no_grad():
-        moved.weight[others] = found.base
+        moved.weight[others] = found.base.cpu()
         for name, parameter in divided(moved.backbone, "last-block")[1].named_parameters():
-            parameter.copy_(found.parameters[name])
+            parameter.copy_(found.parameters[name].cpu())
     return moved.eval()
 
 

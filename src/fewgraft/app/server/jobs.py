@@ -198,7 +198,9 @@ class Jobs:
             if lesson.job.state != "queued":
                 return False
             version = self._versions.serving.name
-            lesson.process = learner.start(self._versions.classifier(version), lesson.folder)
+            lesson.process = learner.start(
+                self._versions.classifier(version), lesson.folder, str(self._versions.device)
+            )
             try:
                 write_process(lesson.folder / "process", lesson.process.pid)
             except BaseException:  # a full disk: nobody would know of the process

@@ -19,9 +19,10 @@ LAST = "weighing what it saw"
 LINES = 20  # of what it said last, to tell why it failed
 
 
-def start(classifier: str, folder: Path) -> "subprocess.Popen[str]":
+def start(classifier: str, folder: Path, device: str = "cpu") -> "subprocess.Popen[str]":
     """Learn what is in `folder`; the result is `folder`/learnt, whole or absent."""
     words = ["learn", classifier, "--new", "new", "--out", "learnt", "--progress-json"]
+    words += ["--device", device]
     for option, name in (("--unlabelled", "pile"), ("--check", "check")):
         if (folder / name).is_dir():
             words += [option, name]

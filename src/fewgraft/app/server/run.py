@@ -5,6 +5,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 import uvicorn
 from starlette.types import ASGIApp
 
@@ -15,6 +16,7 @@ from fewgraft.app.server.log import sparing_log
 from fewgraft.app.server.memory import give_back_memory
 from fewgraft.app.server.refusals import Limits
 from fewgraft.app.server.versions import Versions, default_folder
+from fewgraft.devices import CPU
 from fewgraft.errors import FewgraftError
 
 PATIENCE = 3  # seconds for requests in hand when it stops
@@ -27,6 +29,7 @@ def run(
     token: str | None,
     folder: Path | None,
     tell: Callable[[str], None],
+    device: torch.device = CPU,
 ) -> None:
     """Serve a classifier; `tell` says where."""
     if not is_local(host) and not token:
@@ -43,7 +46,7 @@ def run(
     give_back_memory()
     allow_files()
     with sparing_log(), contextlib.closing(_listen(host, port)) as listening:
-        versions = Versions(classifier, folder or default_folder(classifier), limits)
+        versions = Versions(classifier, folder or default_folder(classifier), limits, device)
         app = create_app(versions, token or None, limits)
         serving = versions.serving
         shown = f"[{host}]" if ":" in host else host

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import torch
 from pydantic import BaseModel
 
 from fewgraft.app.features.embedding import Embedder
@@ -27,13 +28,16 @@ from fewgraft.app.learning.saving import open_classifier
 from fewgraft.app.server.decoding import Decoders
 from fewgraft.app.server.examples import examples_of
 from fewgraft.app.server.refusals import Limits, RequestError
+from fewgraft.devices import CPU
 from fewgraft.errors import FewgraftError, reading
 from fewgraft.files import write_atomically
 from fewgraft.locks import take_lock
 from fewgraft.model import ModelCard
+from fewgraft.runtime import Runtime
 
 ORIGINAL = "original"
 PENDING = ".pending-"
+EXPECTED = 500  # photos that a server recognises at least: what its network is prepared for
 
 
 class Version(BaseModel):
@@ -67,7 +71,14 @@ class Serving:
 class Versions:
     """The folder, and the version in memory."""
 
-    def __init__(self, classifier: str, folder: Path, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        classifier: str,
+        folder: Path,
+        limits: Limits | None = None,
+        device: torch.device = CPU,
+    ) -> None:
+        self.device = device  # of the network
         self.folder = folder.resolve()
         self._original = _absolute(classifier)
         self.examples = examples_of(self._original)
@@ -150,8 +161,10 @@ class Versions:
     def loaded(self, name: str, classifier: str) -> Serving:
         """A classifier that can answer, under any name."""
         model = open_classifier(classifier)
+        runtime = Runtime(model, self.device)
+        runtime.expect(EXPECTED)
         light, heavy = (
-            Embedder(model, keep=False, tracker=_silently, decoders=pool)
+            Embedder(model, keep=False, tracker=_silently, decoders=pool, runtime=runtime)
             for pool in (self.decoders.light, self.decoders.heavy)
         )
         return Serving(name, light, heavy)
