@@ -112,10 +112,14 @@ def learn(
     tolerance: Annotated[
         float,
         typer.Option(
-            min=0, max=1, help="Let old classes lose so much accuracy on the check photos."
+            min=0, max=1, help="Let old classes lose this share of their photos to new ones."
         ),
     ] = 0.015,
     unknown: Annotated[bool, typer.Option(help='Answer "unknown" where no class fits.')] = True,
+    foreign: Annotated[
+        Path | None,
+        typer.Option(help='Measure "unknown" on this folder of photos that are of no class.'),
+    ] = None,
     review: Annotated[
         int, typer.Option(min=0, max=10_000, help="Propose so many photos for labelling next.")
     ] = 20,
@@ -159,10 +163,11 @@ def learn(
         labelled_photos(check) if check else None,
         LearnSettings(tolerance=tolerance, unknown=unknown, review=review),
     )
+    others = unlabelled_photos(foreign) if foreign else ()
     outcome = (
-        learn_adapted(*asked, tracker=tracker, device=place)
+        learn_adapted(*asked, tracker=tracker, device=place, foreign=others)
         if adapt
-        else learn(*asked, Embedder(model, tracker=tracker, device=place))
+        else learn(*asked, Embedder(model, tracker=tracker, device=place), others)
     )
     save_outcome(outcome, out, report_page(outcome))
     _tell(outcome)
@@ -325,6 +330,14 @@ def _tell(outcome: "Outcome") -> None:
             f'"unknown" rejects {unknown.false_rejects:.1%} of {unknown.pictures} '
             f"{unknown.chosen_on}"
         )
+    if (foreign := outcome.foreign) is not None:
+        typer.echo(
+            f'"unknown" is the answer for {foreign.rejected} of {foreign.photos} foreign photos'
+        )
+        if foreign.auroc is not None:
+            typer.echo(
+                f"the best score tells foreign photos from known ones: AUROC {foreign.auroc:.2f}"
+            )
     for note in outcome.notes:
         typer.echo(f"note: {note}")
     _tell_failures(outcome.failed)

@@ -42,17 +42,18 @@ def learn_adapted(
     keep: bool = True,
     tracker: Tracker = track_photos,
     device: torch.device = CPU,
+    foreign: Sequence[Photo] = (),
 ) -> Outcome:
     """Teach the model with a network that moves, unless old classes suffer from that."""
     settings = settings or LearnSettings()
     check_movable(model)
     embed = partial(Embedder, keep=keep, tracker=tracker, device=device)
-    plain = learn(model, new, unlabelled, check, settings, embed(model))
+    plain = learn(model, new, unlabelled, check, settings, embed(model), foreign)
     distinct = plain.unlabelled.photos
     if not distinct:
         return replace(plain, notes=(*plain.notes, "nothing was adapted: there is no pile"))
     moved = adapted_model(model, plain.examples, distinct, config or DistilledAdaptation(), device)
-    outcome = learn(moved, new, unlabelled, check, settings, embed(moved))
+    outcome = learn(moved, new, unlabelled, check, settings, embed(moved), foreign)
     if plain.check and outcome.check:
         judged = replace(outcome.check, before=plain.check.before)
         if judged.loses_more_than(settings.tolerance):

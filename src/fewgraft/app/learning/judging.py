@@ -168,8 +168,14 @@ def unknown_below(
     """
     if answer.check is None or len(answer.check.photos) < FEWEST_FOR_LIMIT:
         return before
-    logits = torch.cat([answer.check.best_logit, answer.left_out.best_logit])
-    return choose_threshold(logits, false_rejects, "check photos and left-out new photos")
+    what = "check photos and left-out new photos"
+    return choose_threshold(best_logits(answer), false_rejects, what)
+
+
+def best_logits(answer: JudgedLesson) -> Tensor:
+    """Of all photos of known classes that the lesson did not learn from [n]."""
+    check = [answer.check.best_logit] if answer.check else []
+    return torch.cat([*check, answer.left_out.best_logit])
 
 
 def choose_threshold(best_logits: Tensor, false_rejects: float, what: str) -> Unknown:

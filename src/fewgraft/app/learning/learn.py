@@ -18,8 +18,15 @@ from fewgraft.app.features.labelled import (
     failures_of,
     refuse_twins,
 )
+from fewgraft.app.learning.foreign import ForeignShare, judge_foreign
 from fewgraft.app.learning.hygiene import Material, warnings_of
-from fewgraft.app.learning.judging import Judged, JudgedLesson, Trial, unknown_below
+from fewgraft.app.learning.judging import (
+    Judged,
+    JudgedLesson,
+    Trial,
+    best_logits,
+    unknown_below,
+)
 from fewgraft.app.learning.lesson import AS_MANY_AS, Known, Lesson
 from fewgraft.app.learning.record import UnlabelledRecord, record_of
 from fewgraft.app.learning.rehearsal import ALPHA, STEPS
@@ -56,6 +63,7 @@ class Outcome:
     left_out: Judged  # examples of the taught classes, each judged by what the others taught
     left_out_without_unlabelled: Judged
     unlabelled: UnlabelledRecord
+    foreign: ForeignShare | None = None  # photos of no class, where there were any
     failed: Mapping[str, str] = field(default_factory=dict)  # photo → why it could not be used
     notes: tuple[str, ...] = ()
 
@@ -67,8 +75,12 @@ def learn(
     check: Photos | None = None,
     settings: LearnSettings | None = None,
     embedder: Embeds | None = None,
+    foreign: Sequence[Photo] = (),
 ) -> Outcome:
-    """Teach the model the classes of `new`; the model itself is not changed."""
+    """Teach the model the classes of `new`; the model itself is not changed.
+
+    `foreign` are photos of no class, which only judge when the answer is "unknown".
+    """
     settings = settings or LearnSettings()
     embed = embedder or Embedder(model)
     check = check or {}
@@ -100,9 +112,10 @@ def learn(
         if settings.unknown
         else None
     )
+    taught = taught_model(model, final.known, unknown, line)
     return Outcome(
         before=model,
-        model=taught_model(model, final.known, unknown, line),
+        model=taught,
         taught=lesson.taught,
         examples={name: examples.of(name) for name in new},
         used_unlabelled=used,
@@ -112,6 +125,7 @@ def learn(
         left_out=chosen.left_out,
         left_out_without_unlabelled=trial.without_unlabelled.left_out,
         unlabelled=record_of(final, pictures, unlabelled, settings.review),
+        foreign=judge_foreign(taught, embed, foreign, best_logits(chosen)),
         failed={**example_failures, **check_failures, **failures_of(unlabelled, pictures)},
         notes=(
             *given.notes,

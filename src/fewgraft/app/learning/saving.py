@@ -12,6 +12,7 @@ import io
 import json
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "old_classes": _figures(outcome.check, outcome.check_without_unlabelled),
         "new_photos_left_out": _figures(outcome.left_out, outcome.left_out_without_unlabelled),
         "unknown": unknown.model_dump() if unknown else None,
+        "foreign": asdict(outcome.foreign) if outcome.foreign else None,
         "could_not_be_used": dict(outcome.failed),
         "notes": list(outcome.notes),
     }

@@ -7,6 +7,7 @@ from pathlib import Path
 from fewgraft.app.features.embedding import Photo
 from fewgraft.app.learning.judging import Judged
 from fewgraft.app.learning.learn import Outcome
+from fewgraft.app.report.border import border
 from fewgraft.app.report.findings import ClassShare, Crossing, class_shares, crossings, group_shares
 from fewgraft.app.report.photos import likely_mistakes, review, taught
 from fewgraft.app.report.thumbnails import Names
@@ -51,6 +52,7 @@ def _parts(outcome: Outcome, names: Names) -> list[HtmlPart]:
         HtmlPart("mistakes", "Likely mistakes", likely_mistakes(outcome, names)),
         HtmlPart("review", "Worth a label", review(outcome, names)),
         HtmlPart("unknown", "When the answer is “unknown”", unknown(outcome)),
+        HtmlPart("border", "Where new classes begin", border(outcome)),
         HtmlPart("unused", "Photos that could not be used", _unused(outcome, names)),
         HtmlPart("origin", "How the numbers were obtained", origin(outcome)),
     ]

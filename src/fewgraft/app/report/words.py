@@ -119,11 +119,22 @@ def unknown(outcome: Outcome) -> Html:
         "Where no class fits well, the answer is “unknown”: the best class then scores less than "
         f"{limit.threshold:.2f}.{kept} This threshold turns away {percent(limit.false_rejects)} % "
         f"of {limit.pictures} {limit.chosen_on}, on which it was chosen. All of them are of known "
-        f"classes: expect about {_in_100(limit.false_rejects)} good photos to be turned away. How "
-        "many photos of other things are turned away was not measured. The accuracies on this "
-        "page leave “unknown” aside."
+        f"classes: expect about {_in_100(limit.false_rejects)} good photos to be turned away. "
+        f"{_said_of_foreign(outcome)} The accuracies on this page leave “unknown” aside."
     )
     return tag("p", text)
+
+
+def _said_of_foreign(outcome: Outcome) -> str:
+    foreign = outcome.foreign
+    if foreign is None:
+        return (
+            "How many photos of other things are turned away was not measured (--foreign measures "
+            "it)."
+        )
+    said = f"Of {counted(foreign.photos, 'foreign photo')}, {foreign.rejected} are turned away"
+    told = f" (AUROC of the best score: {foreign.auroc:.2f})" if foreign.auroc is not None else ""
+    return f"{said}{told}."
 
 
 def _in_100(share: float) -> str:
@@ -138,7 +149,7 @@ def origin(outcome: Outcome) -> Html:
         f"{' and the pile' if outcome.used_unlabelled else ''}, but not from it. A photo that is "
         "the only one of its class cannot be judged so. With few photos such a share is rough.",
         "Check photos": _said_of_check(outcome),
-        "Held back": _said_of_bias(outcome),
+        "Border": _said_of_bias(outcome),
         "The pile": "It is used only if no fewer new photos are recognised when left out than "
         "without it, and if the old classes lose no more than the tolerance.",
         "Classifier": f"{card.backbone}, {len(card.classes)} classes",
@@ -163,18 +174,22 @@ def _said_of_check(outcome: Outcome) -> str:
 def _said_of_bias(outcome: Outcome) -> str:
     new = outcome.model.bias[len(outcome.before.card.classes) :]
     if not len(new):
-        return "Nothing: no class is new."
-    if outcome.check is None:
-        return "Nothing: without check photos there is nothing to choose it on."
-    bias = new[0].item()
-    held = (
-        f"New classes are held back by {abs(bias):.2f} in score, the least with which the old ones "
-        "lose no more than the tolerance."
-        if bias
-        else "New classes are not held back: the old ones lose no more than the tolerance without, "
-        "or more than that would mend."
+        return "None: no class is new."
+    by_what = [
+        *(["rehearsed lessons"] if outcome.before.card.border else []),
+        *(["the check photos"] if outcome.check else []),
+    ]
+    if not by_what:
+        return "None: there is nothing to choose it on. Check photos (--check) would tell."
+    low, high = new.min().item(), new.max().item()
+    pushes = f"{low:+.2f}" if low == high else f"{low:+.2f} to {high:+.2f}"
+    said = (
+        f"The scores of new classes are moved by {pushes}: the best for old and new classes "
+        f"together within the tolerance, by {listed(by_what)}."
     )
+    if outcome.check is None:
+        return said
     return (
-        f"{held} This was chosen on the check photos themselves, so their “after” is no "
-        "independent measurement: expect a little less on other photos."
+        f"{said} The check photos had a say in this, so their “after” is no independent "
+        "measurement: expect a little less on other photos."
     )
