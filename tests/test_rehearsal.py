@@ -12,6 +12,7 @@ from fewgraft.app.estimator import FewgraftClassifier
 from fewgraft.app.learning import head, rehearsal
 from fewgraft.app.learning.rehearsal import RehearsedLesson, can_rehearse, rehearse
 from fewgraft.whitening import (
+    LARGEST_WHITENED,
     class_means,
     estimated_shrinkage,
     rooted,
@@ -182,7 +183,8 @@ def test_held_out_photos_are_neighbours_and_never_all() -> None:
 )
 def test_too_few_photos_rehearse_nothing(classes: int, each: int, enough: bool) -> None:
     features, labels = photos(classes, each)
-    assert can_rehearse(labels, classes) is enough
+    assert can_rehearse(features, labels, classes) is enough
+    assert not can_rehearse(torch.zeros(len(labels), LARGEST_WHITENED + 1), labels, classes)
     names = np.array([f"class {label:02d}" for label in labels])
     model = FewgraftClassifier().fit(features.numpy(), names).model_
     assert model.card.whitened is enough

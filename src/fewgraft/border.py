@@ -28,13 +28,13 @@ class Border(BaseModel):
     """Biases in cosines: γ times these go to the logits."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-    counts: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1)  # photos per prototype
+    counts: tuple[Annotated[int, Field(ge=1, le=10**6)], ...] = Field(min_length=1)  # photos
     biases: tuple[Cosine, ...]  # where old and new photos do best together, per count
     shifts: tuple[Cosine, ...] = Field(min_length=1, max_length=1000)  # added to all biases
     without_unlabelled: Tradeoff
     with_unlabelled: tuple[Tradeoff, ...] = Field(min_length=1)  # one per share
     shares: tuple[Share, ...]  # of the unlabelled set that counted for new classes
-    ways: float = Field(gt=0)  # new classes per lesson
+    ways: float = Field(gt=0, le=10**6)  # new classes per lesson
     lessons: int = Field(ge=1)
     unlabelled_bias: Cosine = 0.0  # on new classes in the pseudo-labels
     sharpness: float = Field(default=18.0, gt=0, le=1000)  # γ of the pseudo-labels

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize, one_hot
 
-from fewgraft.app.features.embedding import Embedder, Photo, Tracker, track_photos
+from fewgraft.app.features.embedding import Embedder, Photo, Tracker, track_photos, untracked
 from fewgraft.app.features.labelled import Labelled, embed_classes
 from fewgraft.app.learning.head import class_weights
 from fewgraft.app.learning.judging import choose_threshold
@@ -110,7 +110,7 @@ def build_base(
         raise FewgraftError("a classifier needs at least two classes")
     embed = Embedder(backbone, keep=keep, tracker=tracker)
     labelled, failed = embed_classes(embed, photos, "photos")
-    return base_of_features(backbone, tuple(photos), labelled), failed
+    return base_of_features(backbone, tuple(photos), labelled, tracker), failed
 
 
 def base_of_head(
@@ -137,7 +137,10 @@ def base_of_head(
 
 
 def base_of_features(
-    backbone: CosineModel, classes: tuple[str, ...], labelled: Labelled
+    backbone: CosineModel,
+    classes: tuple[str, ...],
+    labelled: Labelled,
+    tracker: Tracker = untracked,
 ) -> CosineModel:
     """The classifier, from features as the network gives them.
 
@@ -145,8 +148,8 @@ def base_of_features(
     whitened, and sets γ, the limit of "unknown" and the border of classes to come.
     """
     labels = labelled.places(classes)
-    if can_rehearse(labels, len(classes)):
-        return _rehearsed_base(backbone, classes, labelled.features, labels)
+    if can_rehearse(labelled.features, labels, len(classes)):
+        return _rehearsed_base(backbone, classes, labelled.features, labels, tracker)
     centre = class_means(labelled.features, labels, len(classes)).mean(0)
     directions = normalize(labelled.features - centre, dim=-1)
     weights = normalize(class_means(directions, labels, len(classes)), dim=-1)
@@ -170,10 +173,14 @@ def base_of_features(
 
 
 def _rehearsed_base(
-    backbone: CosineModel, classes: tuple[str, ...], features: Tensor, labels: Tensor
+    backbone: CosineModel,
+    classes: tuple[str, ...],
+    features: Tensor,
+    labels: Tensor,
+    tracker: Tracker,
 ) -> CosineModel:
     shrinkage = _chosen_shrinkage(features, labels, len(classes))
-    rehearsal = rehearse(features, labels, len(classes), shrinkage=shrinkage)
+    rehearsal = rehearse(features, labels, len(classes), shrinkage=shrinkage, tracker=tracker)
     space = space_of(features, labels, len(classes), shrinkage=shrinkage)
     gamma = rehearsal.gamma()
     best = gamma * rehearsal.best

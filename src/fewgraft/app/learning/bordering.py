@@ -84,10 +84,11 @@ class Bordering:
         if photos:
             old = seen.logits[:, ~learnt.is_new].max(-1)
             new = seen.logits[:, learnt.is_new]
+            right = old.indices == seen.labels
             start = self._start(learnt.counts)[learnt.is_new[learnt.taught_places]]
-            push = learnt.known.gamma * (start + shifts[:, None])
-            taken = (new + push[:, None]).amax(-1) > old.values
-            counted = (taken & (old.indices == seen.labels)).double().sum(-1)
+            for number, shift in enumerate(shifts):  # one at a time: both sides may be many
+                push = learnt.known.gamma * (start + shift)
+                counted[number] = (((new + push).amax(-1) > old.values) & right).sum()
         curve = self._curve(learnt)
         if curve and self.border:
             more = int(learnt.is_new.sum()) / self.border.ways  # more classes take more

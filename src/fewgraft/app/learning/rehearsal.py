@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from fewgraft.app.features.embedding import Tracker, untracked
 from fewgraft.app.learning.head import class_weights
 from fewgraft.border import Border, Tradeoff
 from fewgraft.prototypes import (
@@ -29,7 +30,7 @@ from fewgraft.prototypes import (
     pseudo_labels,
     refine,
 )
-from fewgraft.whitening import space_of
+from fewgraft.whitening import LARGEST_WHITENED, space_of
 
 FOLDS = 3
 LESSONS = 6  # per fold
@@ -155,13 +156,15 @@ def rehearse(
     shrinkage: float | None = None,
     folds: int = FOLDS,
     seed: int = 0,
+    tracker: Tracker = untracked,
 ) -> Rehearsal:
     """Rehearse with features [n, d] of base photos, as the network gives them."""
     rng = torch.Generator().manual_seed(seed)
     features, labels = _thinned(features, labels, n_classes, rng)
     done = Rehearsal()
-    for aside in torch.randperm(n_classes, generator=rng).chunk(FOLDS)[:folds]:
-        fold = _Fold(features, labels, n_classes, aside, shrinkage, rng)
+    asides = torch.randperm(n_classes, generator=rng).chunk(FOLDS)[:folds]
+    for number in tracker(range(len(asides)), "rehearsing lessons", len(asides)):
+        fold = _Fold(features, labels, n_classes, asides[number], shrinkage, rng)
         done.cosines.append(fold.cosines)
         done.labels.append(fold.old_labels)
         done.foreign.append(torch.cat([(own @ fold.weights.T).amax(-1) for own in fold.aside]))
@@ -170,8 +173,10 @@ def rehearse(
     return done
 
 
-def can_rehearse(labels: Tensor, n_classes: int) -> bool:
-    """Whether there are enough classes with enough photos."""
+def can_rehearse(features: Tensor, labels: Tensor, n_classes: int) -> bool:
+    """Whether there are enough classes with enough photos, and features that can be whitened."""
+    if features.shape[1] > LARGEST_WHITENED:
+        return False
     photos = torch.bincount(labels, minlength=n_classes)
     return int((photos >= FEWEST_PHOTOS).sum()) >= FEWEST_CLASSES and bool((photos > 1).all())
 
@@ -293,10 +298,13 @@ def _curve(border: Border, lessons: Iterable[RehearsedLesson]) -> Tradeoff:
     lost, found = (torch.stack(part) for part in zip(*scores, strict=True))
     error = lost.std(0, correction=0) / math.sqrt(len(lost))
     return Tradeoff(
-        lost=tuple(lost.mean(0).tolist()),
-        error=tuple(error.tolist()),
-        found=tuple(found.mean(0).tolist()),
+        lost=_rounded(lost.mean(0)), error=_rounded(error), found=_rounded(found.mean(0))
     )
+
+
+def _rounded(shares: Tensor) -> tuple[float, ...]:
+    """Five digits are more than rehearsals tell, and keep the card readable."""
+    return tuple(round(share, 5) for share in shares.tolist())
 
 
 def _flat() -> Tradeoff:
