@@ -77,11 +77,10 @@ def _kept(finished: Iterator[Columns], kept: FeatureCache, failed: dict[int, str
 def _computed(model: CosineModel, photos: Sequence[Path], ray: Any) -> Iterator[Columns]:
     """Blocks of features, in any order."""
     import ray.data as ray_data
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     context = ray_data.DataContext.get_current()
     context.enable_progress_bars = False
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    here = ray.get_runtime_context().get_node_id()
     cores = max(1, int(ray.cluster_resources().get("CPU", 1)))
     places = np.array_split(np.arange(len(photos)), -(-len(photos) // BLOCK))
     alone = ray.put((__version__, backbone_alone(model)))
@@ -91,7 +90,7 @@ def _computed(model: CosineModel, photos: Sequence[Path], ray: Any) -> Iterator[
             _Read(tuple(photos)),
             batch_size=None,
             num_cpus=0,
-            ray_remote_args_fn=lambda: {"scheduling_strategy": here},
+            label_selector={"ray.io/node-id": here},
         )
         .map_batches(
             _Compute,
