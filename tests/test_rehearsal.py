@@ -192,6 +192,16 @@ def test_too_few_photos_rehearse_nothing(classes: int, each: int, enough: bool) 
     assert model.classify(model.place(features)).isfinite().all()
 
 
+def test_classes_of_one_photo_stay_in_a_rehearsed_base() -> None:
+    features, labels = photos(9, 8)
+    kept = (labels > 1) | (torch.arange(len(labels)) % 8 == 0)  # one photo of two classes
+    names = np.array([f"class {label}" for label in labels])[kept]
+    v1 = FewgraftClassifier().fit(features[kept].numpy(), names)
+    assert v1.model_.card.border is not None
+    assert v1.model_.card.examples[:3] == (1, 1, 8)
+    assert v1.predict(features[:1].numpy()).tolist() == ["class 0"]
+
+
 def test_a_base_of_spread_classes_is_whitened_and_learns_better() -> None:
     """Along the directions in which all classes spread, a plain cosine is misled."""
     features, labels = photos(14, 40, width=48)
