@@ -93,12 +93,19 @@ def test_three_commands_and_three_more(run: Run, photos: Path, tmp_path: Path) -
     done = run("base", photos / "old", "--backbone", backbone, "--out", "v1")
     assert done.returncode == 0, done.stderr
     assert "6 classes from 72 photos" in done.stdout
+    assert "held out accuracy" in done.stdout
+    card = load_model(tmp_path / "v1").card
+    assert card.whitened
+    assert card.border is not None
     v1 = bytes_below(tmp_path / "v1")
     learnt = run(
         *("learn", "v1", "--new", photos / "new", "--unlabelled", photos / "pile"), "--out", "v2"
     )
     assert learnt.returncode == 0, learnt.stderr
     assert "learnt robot (4), sun (4), wallet (4)" in learnt.stdout
+    report = (tmp_path / "v2" / "report.html").read_text()
+    assert "Where new classes begin" in report
+    assert "with a poor pile" in report
     assert bytes_below(tmp_path / "v1") == v1, "going back is using v1"
     assert load_model(tmp_path / "v2").card.classes[-3:] == NEW
     # Again: what was new is old now; a known class gets more examples; without U.
@@ -117,6 +124,27 @@ def test_three_commands_and_three_more(run: Run, photos: Path, tmp_path: Path) -
     one = run("predict", "v2", next((photos / "inbox").iterdir()))
     assert one.returncode == 0
     assert len(one.stdout.splitlines()) == 1
+
+
+def test_foreign_photos_measure_unknown(photos: Path, run: Run, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    (tmp_path / "other things").mkdir()
+    for number in range(8):
+        noise = Image.fromarray(rng.integers(0, 256, (32, 32), np.uint8))
+        noise.save(tmp_path / "other things" / f"{number}.png")
+    done = run(
+        *("learn", "icons", "--new", photos / "new", "--check", photos / "old val"),
+        *("--foreign", "other things", "--out", "v2"),
+    )
+    assert done.returncode == 0, done.stderr
+    foreign = json.loads((tmp_path / "v2" / "lesson.json").read_text())["foreign"]
+    assert foreign["photos"] == 8
+    assert foreign["rejected"] > 4, "noise is like no icon"
+    assert foreign["auroc"] > 0.8
+    assert f"{foreign['rejected']} of 8 foreign photos" in done.stdout
+    assert "Of 8 foreign photos" in (tmp_path / "v2" / "report.html").read_text().replace(
+        "\N{NO-BREAK SPACE}", " "
+    )
 
 
 def test_what_a_lesson_leaves_behind(photos: Path, run: Run, tmp_path: Path) -> None:

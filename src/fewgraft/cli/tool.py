@@ -81,7 +81,8 @@ def base(
     source = f"{sum(card.examples)} photos" if card.examples else str(head)
     typer.echo(f"{len(card.classes)} classes from {source}")
     for name, value in card.metrics.items():
-        typer.echo(f"{name.replace('_', ' ')}: {value:.1%}")
+        said = f"{value:.1%}" if name.endswith("accuracy") else f"{value:.2f}"
+        typer.echo(f"{name.replace('_', ' ').replace('auroc', 'AUROC')}: {said}")
     typer.echo(f"wrote {out}")
 
 

@@ -30,10 +30,11 @@ def judge_foreign(
         best = model.classify(done.tensor()).amax(-1)
     limit = model.card.unknown
     rejected = int((best < limit.threshold).sum()) if limit else 0
-    return ForeignShare(len(best), rejected, _auroc(known, best) if len(known) else None)
+    return ForeignShare(len(best), rejected, auroc(known, best) if len(known) else None)
 
 
-def _auroc(known: Tensor, foreign: Tensor) -> float:
+def auroc(known: Tensor, foreign: Tensor) -> float:
+    """How well a score tells known photos [n] from foreign ones [m]: 1 is always, 0.5 by chance."""
     from sklearn.metrics import roc_auc_score
 
     truth = torch.cat([torch.ones(len(known)), torch.zeros(len(foreign))])

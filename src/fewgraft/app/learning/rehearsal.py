@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fewgraft.app.features.embedding import Tracker, untracked
+from fewgraft.app.learning.foreign import auroc
 from fewgraft.app.learning.head import class_weights
 from fewgraft.border import Border, Tradeoff
 from fewgraft.prototypes import (
@@ -97,11 +98,7 @@ class Rehearsal:
     @property
     def auroc(self) -> float:
         """How well the best cosine tells held-out photos from those of classes never taught."""
-        from sklearn.metrics import roc_auc_score
-
-        known, foreign = self.best, torch.cat(self.foreign)
-        truth = torch.cat([torch.ones(len(known)), torch.zeros(len(foreign))])
-        return float(roc_auc_score(truth, torch.cat([known, foreign])))
+        return auroc(self.best, torch.cat(self.foreign))
 
     def gamma(self) -> float:
         """The γ under which held-out photos are most likely; never an end of what is tried."""

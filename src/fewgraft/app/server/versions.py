@@ -15,7 +15,6 @@ import json
 import re
 import shutil
 import threading
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +22,7 @@ import psutil
 import torch
 from pydantic import BaseModel
 
-from fewgraft.app.features.embedding import Embedder
+from fewgraft.app.features.embedding import Embedder, untracked
 from fewgraft.app.learning.saving import open_classifier
 from fewgraft.app.server.decoding import Decoders
 from fewgraft.app.server.examples import examples_of
@@ -164,7 +163,7 @@ class Versions:
         runtime = Runtime(model, self.device)
         runtime.expect(EXPECTED)
         light, heavy = (
-            Embedder(model, keep=False, tracker=_silently, decoders=pool, runtime=runtime)
+            Embedder(model, keep=False, tracker=untracked, decoders=pool, runtime=runtime)
             for pool in (self.decoders.light, self.decoders.heavy)
         )
         return Serving(name, light, heavy)
@@ -260,7 +259,3 @@ def _absolute(classifier: str) -> str:
 
 def _number(name: str) -> int:
     return int(name.removeprefix("v"))
-
-
-def _silently(items: Iterable[int], _what: str, _total: int) -> Iterable[int]:
-    return items
