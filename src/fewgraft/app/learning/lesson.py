@@ -19,6 +19,7 @@ from torch import Tensor
 from fewgraft.app.features.cache import Features
 from fewgraft.border import Border
 from fewgraft.prototypes import (
+    TINY,
     Refinement,
     base_evidence,
     class_sums,
@@ -86,9 +87,14 @@ class Lesson:
     def old_scores(self) -> "OldScores":
         """What the known classes that are not taught make of U."""
         scores = OldScores.empty(len(self.unlabelled))
-        for start, part in _parts(self.unlabelled):
-            logits = self.known.logits(part)[:, self._others]
-            scores.put(start, logits, base_evidence(logits[None], self.config)[0], self._others)
+        others = self._others
+        weights, bias = directions(self.known.weights[others]), self.known.bias[others]
+        for rows, part in _parts(self.unlabelled):
+            inverse = 1 / torch.linalg.vector_norm(part, dim=-1).clamp(min=TINY)
+            logits = direction_logits(part, weights, self.known.gamma)
+            logits = logits.mul_(inverse[:, None]).add_(bias)
+            evidence = base_evidence(logits[None], self.config)[0]
+            scores.put(rows, inverse, logits, evidence, others)
         return scores
 
     def learnt(self, *, with_unlabelled: bool = True, left_out: int | None = None) -> "Learnt":
@@ -112,25 +118,25 @@ class Lesson:
 
         Also the step from which each picture helped, and how many pictures count [1, N].
         """
-        unlabelled, evidence = self.unlabelled[::every], self.old_scores.evidence[::every]
+        unlabelled, old = self.unlabelled[::every], self.old_scores.every(every)
         helped = np.zeros(len(unlabelled), np.int16)
         count = own[1]
         for step in range(1, self.config.steps + 1):
             total, count = own
-            for place, part in _parts(unlabelled):
-                rows = slice(place, place + len(part))
-                weights = self.part_weights(novel, part, evidence[rows])
-                total = total + class_sums(weights, part[None])
+            for rows, part in _parts(unlabelled):
+                weights = self.part_weights(novel, part, old, rows)
+                total = total + class_sums(weights * old.inverse[rows, None], part[None])
                 count = count + weights.sum(1)
                 now = (weights[0].amax(-1) >= HELPED).numpy()
                 helped[rows] = np.where(now, np.where(helped[rows], helped[rows], step), 0)
             novel = updated(novel, total, count, self.config)
         return novel, helped, count
 
-    def part_weights(self, novel: Tensor, part: Tensor, evidence: Tensor) -> Tensor:
-        """How much directions [n, d] of U count for each taught class [1, n, N]."""
+    def part_weights(self, novel: Tensor, part: Tensor, old: "OldScores", rows: slice) -> Tensor:
+        """How much features [n, d] of U, in these rows, count for each taught class [1, n, N]."""
         logits = direction_logits(part[None], novel, self.known.gamma)
-        return pseudo_labels(logits, evidence[None], self.config)
+        logits = logits * old.inverse[rows, None]
+        return pseudo_labels(logits, old.evidence[None, rows], self.config)
 
     def judged(self) -> tuple[int, ...]:
         """Examples that can be left out: something of their class remains."""
@@ -143,6 +149,7 @@ class Lesson:
 class OldScores:
     """What old classes make of each unlabelled picture; a few numbers instead of one per class."""
 
+    inverse: Tensor  # [U] 1/‖f‖: directions are never written out
     evidence: Tensor  # [U] all that pseudo-labels need
     total: Tensor  # [U] the log of the sum over old classes in Eq. 1
     best: Tensor  # [U, 2] the two best logits, −∞ where there are none
@@ -153,11 +160,19 @@ class OldScores:
         """Room for the scores of so many pictures, all of them as if there were no old class."""
         nothing = torch.full((pictures, 4), float("-inf"))
         places = torch.zeros(pictures, 2, dtype=torch.long)
-        return cls(nothing[:, 0], nothing[:, 1], nothing[:, 2:], places)
+        return cls(torch.ones(pictures), nothing[:, 0], nothing[:, 1], nothing[:, 2:], places)
 
-    def put(self, start: int, logits: Tensor, evidence: Tensor, classes: Tensor) -> None:
-        """Fill in what logits [n, K] over these classes [K] say of the pictures from `start` on."""
-        rows, kept = slice(start, start + len(logits)), min(2, logits.shape[-1])
+    def every(self, step: int) -> "OldScores":
+        """Those of every so-manyth picture."""
+        parts = (self.inverse, self.evidence, self.total, self.best, self.places)
+        return OldScores(*(part[::step] for part in parts))
+
+    def put(
+        self, rows: slice, inverse: Tensor, logits: Tensor, evidence: Tensor, classes: Tensor
+    ) -> None:
+        """Fill in what logits [n, K] over these classes [K] say of some pictures."""
+        kept = min(2, logits.shape[-1])
+        self.inverse[rows] = inverse
         self.evidence[rows] = evidence
         if kept:
             self.total[rows] = logits.logsumexp(-1)
@@ -235,17 +250,16 @@ class Learnt:
     def unlabelled_parts(self) -> Iterator[UnlabelledPart]:
         """U once more, in parts."""
         lesson, known, old = self.lesson, self.known, self.lesson.old_scores
-        for start, part in _parts(lesson.unlabelled):
-            rows = slice(start, start + len(part))
-            weights = lesson.part_weights(self.novel[None], part, old.evidence[rows])[0]
-            taught = direction_logits(part, self.novel, known.gamma)
+        for rows, part in _parts(lesson.unlabelled):
+            weights = lesson.part_weights(self.novel[None], part, old, rows)[0]
+            taught = direction_logits(part, self.novel, known.gamma) * old.inverse[rows, None]
             taught = taught + known.bias[self.taught_places]
             total = torch.logaddexp(old.total[rows], taught.logsumexp(-1))
             everything = torch.cat([old.best[rows], taught], dim=-1)
             two = everything.topk(2, dim=-1)
             places = torch.cat([old.places[rows], self.taught_places.expand(len(part), -1)], dim=-1)
             scores = (two.values - total[:, None]).exp()
-            yield UnlabelledPart(start, weights, scores, places.gather(-1, two.indices))
+            yield UnlabelledPart(rows.start, weights, scores, places.gather(-1, two.indices))
 
 
 @dataclass(frozen=True)
@@ -273,11 +287,12 @@ def left_out_examples(lesson: Lesson, *, with_unlabelled: bool) -> LeftOut:
     return LeftOut(places, torch.cat(logits), torch.stack([one.counts for one in learnt]))
 
 
-def _parts(unlabelled: Features) -> Iterator[tuple[int, Tensor]]:
-    """(start, directions [n, d]) of U, one part after another."""
+def _parts(unlabelled: Features) -> Iterator[tuple[slice, Tensor]]:
+    """(rows, features [n, d]) of U, one part after another; not copied where that is not needed."""
     for start in range(0, len(unlabelled), PART):
-        part = torch.from_numpy(np.array(unlabelled[start : start + PART]))
-        yield start, directions(part)
+        part = unlabelled[start : start + PART]
+        rows = slice(start, start + len(part))
+        yield rows, torch.from_numpy(part if part.flags.writeable else part.copy())
 
 
 def _stride(unlabelled: Features) -> int:
