@@ -595,6 +595,18 @@ def test_every_format_has_every_number_in_a_sound_frame(real: Results, layout: s
     assert max(len(line) for line in md.splitlines() if line not in grid) <= 100
 
 
+def test_a_row_that_was_not_computed_widens_no_table() -> None:
+    columns = (Column("Method", numeric=False), Column("Backbone", numeric=False), Column("Acc"))
+    texts = [("a", "conv4", "50.0"), ("b", "–", "–")]
+    rows = tuple(tuple(map(Cell, row)) for row in texts)
+    narrow, said = without_constants(Table("t", columns, (Section("", rows),), ""))
+    assert [column.name for column in narrow.columns] == ["Method", "Acc"]
+    assert said == ["Backbone: conv4."]
+    other = (*rows, tuple(map(Cell, ("c", "resnet12", "60.0"))))
+    kept, _ = without_constants(Table("t", columns, (Section("", other),), ""))
+    assert len(kept.columns) == 3
+
+
 # --------------------------------------------------------------------------------------- compare
 
 

@@ -40,13 +40,17 @@ def footnoted(shown: Table) -> tuple[Table, list[str]]:
 
 
 def without_constants(shown: Table) -> tuple[Table, list[str]]:
-    """Columns of labels that are the same in every row are said once: screens are narrow."""
+    """Columns of labels that are the same in every row are said once: screens are narrow.
+
+    A row that was not computed has no label and makes no difference.
+    """
     rows = [row for section in shown.sections for row in section.rows]
-    constant = {
-        place: rows[0][place].text
+    labels = {
+        place: {row[place].text for row in rows} - {MISSING}
         for place, column in enumerate(shown.columns)
-        if place and not column.numeric and len({row[place].text for row in rows}) == 1
+        if place and not column.numeric
     }
+    constant = {place: texts.pop() for place, texts in labels.items() if len(texts) == 1}
     said = [f"{shown.columns[place].name}: {text}." for place, text in constant.items()]
     return _without(shown, constant), said
 

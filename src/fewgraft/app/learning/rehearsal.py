@@ -115,7 +115,7 @@ class Rehearsal:
         border = Border(
             counts=tuple(counts),
             biases=tuple(biases),
-            shifts=tuple(BIASES.tolist()),
+            shifts=_rounded(BIASES),
             without_unlabelled=_flat(),
             with_unlabelled=(_flat(),),
             shares=(0.0,),
@@ -317,7 +317,7 @@ def _balanced(lessons: Sequence[RehearsedLesson]) -> float:
             one.scores(BIASES[:, None].expand(-1, len(one.counts))) for one in lessons
         )
     ]
-    return BIASES[torch.stack(gains).mean(0).argmax()].item()
+    return round(BIASES[torch.stack(gains).mean(0).argmax()].item(), 5)
 
 
 def _mean_ways(lessons: Sequence[RehearsedLesson]) -> float:
