@@ -41,7 +41,8 @@ from fewgraft.html import picture_uri
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
 
-SECTIONS = ["classes", "confusion", "taught", "mistakes", "review", "unknown", "unused", "origin"]
+SECTIONS = ["classes", "confusion", "taught", "mistakes", "review", "unknown", "border"]
+SECTIONS += ["unused", "origin"]
 HOSTILE_CLASS = "<img src=x onerror=y>\"'&"
 HOSTILE_FILES = (
     b"<script>alert('x')<script>.png",
@@ -266,7 +267,8 @@ def test_single_shots_without_an_unlabelled_set_and_without_a_check(
     done = learn(embed.model, new, settings=LearnSettings(unknown=False), embedder=embed)
     page = report_page(done)
     said = words(page)
-    assert sections(page) == ["taught", "unknown", "origin"]
+    assert sections(page) == ["taught", "unknown", "border", "origin"]
+    assert "No lesson was rehearsed for this classifier" in said
     assert "What the old classes lost was not measured" in said
     assert "--check photos/old_val" in said
     assert 0 < page.index('class="notice first"') < page.index('class="lede"'), "it comes first"
