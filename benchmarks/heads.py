@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from practice import NEW, PhotoSet, draw_task, icons, read_set
+from practice import NEW, PhotoSet, draw_task, photo_sets
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
@@ -195,7 +195,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("--shots", default="1,5")
     asked = parser.parse_args()
-    for photos in [read_set(path) for path in asked.files] or [icons()]:
+    for photos in photo_sets(asked.files):
         for shots in map(int, asked.shots.split(",")):
             compare(photos, shots, asked.draws)
 

@@ -201,6 +201,11 @@ def icons() -> PhotoSet:
     return PhotoSet("icons", features, names, None)
 
 
+def photo_sets(files: Iterable[Path]) -> list[PhotoSet]:
+    """Those of the files, or Icons if there are none."""
+    return [read_set(path) for path in files] or [icons()]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -213,7 +218,7 @@ def main() -> None:
     asked = parser.parse_args()
     warnings.filterwarnings("ignore")  # of solvers that stop early and of classes with one photo
     ways = ["Fewgraft", *asked.only.split(",")] if asked.only else list(WAYS)
-    for photos in [read_set(path) for path in asked.files] or [icons()]:
+    for photos in photo_sets(asked.files):
         for shots in map(int, asked.shots.split(",")):
             compare(photos, shots, asked.draws, asked.unlabelled, dict.fromkeys(ways))
 

@@ -53,10 +53,8 @@ class Border(BaseModel):
         return self
 
     def bias(self, counts: Sequence[float]) -> list[float]:
-        """The bias of prototypes of so many photos, between and beyond the counts rehearsed."""
-        asked = np.log(np.maximum(counts, 1))
-        biases: list[float] = np.interp(asked, np.log(self.counts), self.biases).tolist()
-        return biases
+        """The bias of prototypes of so many photos."""
+        return bias_between(counts, self.counts, self.biases)
 
     def curve(self, share: float | None) -> Tradeoff:
         """For a lesson in which this share of U counted for new classes; None: there was no U."""
@@ -70,3 +68,12 @@ class Border(BaseModel):
             for name in ("lost", "error", "found")
         }
         return Tradeoff(**columns)
+
+
+def bias_between(
+    asked: Sequence[float], counts: Sequence[int], biases: Sequence[float]
+) -> list[float]:
+    """The bias of prototypes of so many photos, between and beyond the counts of known biases."""
+    places = np.log(np.maximum(asked, 1))
+    found: list[float] = np.interp(places, np.log(counts), biases).tolist()
+    return found

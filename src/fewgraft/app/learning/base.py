@@ -1,9 +1,9 @@
 """A base classifier: class means over features of a trained backbone, or a head that you have.
 
-With photos enough, classes are compared in a whitened space (whitening.py), their weights are
-class means moved by the loss of Eq. 1 (head.py), and lessons are rehearsed (rehearsal.py). With
-fewer, features are taken from their mean over the classes (Wang et al., "SimpleShot", 2019) and
-weights are class means: features of a network with rectified units all point the same way, and
+Where photos are enough, classes are compared in a whitened space (whitening.py), their weights are
+class means moved by the loss of Eq. 1 (head.py), and lessons are rehearsed (rehearsal.py). Where
+they are few, features are taken from their mean over the classes (Wang et al., "SimpleShot", 2019)
+and weights are class means: features of a network with rectified units all point the same way, and
 cosines between them tell little. γ is the one under which left-out photos are most likely.
 """
 
@@ -157,11 +157,10 @@ def base_of_features(
     gamma = best_gamma(cosines[judged], labels[judged]) if judged.any() else GUESSED_GAMMA
     accuracy = (cosines[judged].argmax(-1) == labels[judged]).float().mean().item()
     best = gamma * cosines[judged].amax(-1)
-    can_tell = len(best) > 1
     card = _base_card(backbone, classes, labels).model_copy(
         update={
             "unknown": choose_threshold(best, FALSE_REJECTS, "left-out base photos")
-            if can_tell
+            if len(best) > 1
             else None,
             "metrics": {"left_out_accuracy": accuracy} if judged.any() else {},
         }

@@ -11,8 +11,9 @@ random draw would leave a twin of each in training.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from torch.nn.functional import cross_entropy
 from fewgraft.app.features.embedding import Tracker, untracked
 from fewgraft.app.learning.foreign import auroc
 from fewgraft.app.learning.head import class_weights
-from fewgraft.border import Border, Tradeoff
+from fewgraft.border import Border, Tradeoff, bias_between
 from fewgraft.prototypes import (
     Refinement,
     base_evidence,
@@ -112,31 +113,25 @@ class Rehearsal:
         if not counts or not self.unlabelled:
             return None
         biases = [_balanced(self.plain[count]) for count in counts]
-        border = Border(
-            counts=tuple(counts),
-            biases=tuple(biases),
-            shifts=_rounded(BIASES),
-            without_unlabelled=_flat(),
-            with_unlabelled=(_flat(),),
-            shares=(0.0,),
-            ways=_mean_ways(self.plain[counts[0]]),
-            lessons=len(self.plain[counts[0]]),
-            sharpness=SHARPNESS,
-        )
-        plain = _curve(border, [one for own in self.plain.values() for one in own])
-        curves = {key: _curve(border, own) for key, own in self.unlabelled.items()}
+        start = partial(bias_between, counts=counts, biases=biases)
+        curves = {key: _curve(start, own) for key, own in self.unlabelled.items()}
         chosen = max(
             UNLABELLED_BIASES, key=lambda bias: sum(value(curves[bias, s]) for s in SHARES)
         )
         shares = {s: _mean_share(self.unlabelled[chosen, s]) for s in SHARES}
         order = sorted(SHARES, key=lambda s: shares[s])
-        update = {
-            "without_unlabelled": plain,
-            "with_unlabelled": tuple(curves[chosen, s] for s in order),
-            "shares": tuple(shares[s] for s in order),
-            "unlabelled_bias": chosen,
-        }
-        return border.model_copy(update=update)
+        return Border(
+            counts=tuple(counts),
+            biases=tuple(biases),
+            shifts=_rounded(BIASES),
+            without_unlabelled=_curve(start, [one for own in self.plain.values() for one in own]),
+            with_unlabelled=tuple(curves[chosen, s] for s in order),
+            shares=tuple(shares[s] for s in order),
+            ways=_mean_ways(self.plain[counts[0]]),
+            lessons=len(self.plain[counts[0]]),
+            unlabelled_bias=chosen,
+            sharpness=SHARPNESS,
+        )
 
 
 def value(curve: Tradeoff) -> float:
@@ -285,12 +280,12 @@ def _mixture(new: Tensor, old: Tensor, share: float, rng: torch.Generator) -> Te
     return torch.cat([_shuffled(new, rng)[:some], _shuffled(old, rng)[:wanted]])
 
 
-def _curve(border: Border, lessons: Iterable[RehearsedLesson]) -> Tradeoff:
-    """Lost and found at each shift from the border's own biases, the mean over lessons."""
-    shifts = torch.tensor(border.shifts)
+def _curve(
+    start: Callable[[Sequence[float]], list[float]], lessons: Iterable[RehearsedLesson]
+) -> Tradeoff:
+    """Lost and found at each shift from where counts begin, the mean over lessons."""
     scores = [
-        one.scores(torch.tensor(border.bias(one.counts.tolist())) + shifts[:, None])
-        for one in lessons
+        one.scores(torch.tensor(start(one.counts.tolist())) + BIASES[:, None]) for one in lessons
     ]
     lost, found = (torch.stack(part) for part in zip(*scores, strict=True))
     error = lost.std(0, correction=0) / math.sqrt(len(lost))
@@ -302,11 +297,6 @@ def _curve(border: Border, lessons: Iterable[RehearsedLesson]) -> Tradeoff:
 def _rounded(shares: Tensor) -> tuple[float, ...]:
     """Five digits are more than rehearsals tell, and keep the card readable."""
     return tuple(round(share, 5) for share in shares.tolist())
-
-
-def _flat() -> Tradeoff:
-    zeros = (0.0,) * len(BIASES)
-    return Tradeoff(lost=zeros, error=zeros, found=zeros)
 
 
 def _balanced(lessons: Sequence[RehearsedLesson]) -> float:
