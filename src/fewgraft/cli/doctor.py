@@ -30,7 +30,7 @@ SHOWN = 3  # packages of an extra
 # What each extra of the package is for; which extras there are, the installed package itself says.
 PURPOSES = {
     "dev": "working on Fewgraft",
-    "photos": "all that the guide uses: the page, HEIC photos, ONNX files",
+    "photos": "all that the guide uses: the page and HEIC photos as well",
     "efficientnet": "larger networks with ImageNet weights",
     "timm": "backbones of timm",
     "hf": "backbones of Hugging Face",

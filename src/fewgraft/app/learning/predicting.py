@@ -36,7 +36,7 @@ def predict(
     *,
     unknown: bool = True,
 ) -> Iterator[Prediction]:
-    """One prediction a photo, in their order; `names` are what to call the photos.
+    """One prediction per photo, in their order; `names` are what to call the photos.
 
     Without `unknown`, each photo that can be read gets a class, however badly that fits.
     """

@@ -34,7 +34,7 @@ class ClassShare:
 
 
 def class_shares(judged: Judged, otherwise: Sequence[str]) -> list[ClassShare]:
-    """One a class, in the order of their names; `otherwise` are other answers, or none."""
+    """One per class, in the order of their names; `otherwise` are other answers, or none."""
     asked = Counter(judged.truth)
     right, rival = _right(judged.truth, judged.after), _right(judged.truth, otherwise)
     return [

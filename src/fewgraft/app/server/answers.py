@@ -32,7 +32,7 @@ class PhotoAnswer(BaseModel):
 def answer(
     embed: Embedder, photos: Sequence[Path], names: Sequence[str], *, unknown: bool = True
 ) -> list[PhotoAnswer]:
-    """One answer a photo, in their order. Many threads may ask one embedder that keeps nothing.
+    """One answer per photo, in their order. Many threads may ask one embedder that keeps nothing.
 
     Without `unknown`, each photo that can be read gets a class, however badly that fits.
     """

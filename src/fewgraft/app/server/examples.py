@@ -13,11 +13,9 @@ from fewgraft.html import data_uri
 
 KNOWN = ("alarm", "bag", "camera", "flower", "rocket")  # to be recognised
 NEW = ("robot", "sun")  # to be taught
-SHOTS, EACH, OTHERS = (
-    3,
-    12,
-    16,
-)  # photos of a new class; of each in the pile; of known classes in it
+SHOTS = 3  # photos per new class
+EACH = 12  # photos per new class in the pile
+OTHERS = 16  # known classes in the pile, one photo each
 
 
 class ExamplePhoto(BaseModel):
