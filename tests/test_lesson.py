@@ -286,6 +286,15 @@ def test_the_unlabelled_set_is_judged_by_counts() -> None:
         assert bool(Trial(one, one).harm(0.02)) is harmful
 
 
+@pytest.mark.parametrize(("right", "harmful"), [(20, False), (19, False), (18, True), (0, True)])
+def test_one_left_out_example_is_no_harm(right: int, harmful: bool) -> None:
+    learnt, check = make().learnt(), None
+    with_u = JudgedLesson(learnt, check, answered(25, 0, right))
+    assert bool(Trial(with_u, JudgedLesson(learnt, check, answered(25, 0, 20))).harm(0)) is harmful
+    lost_and_found = replace(with_u.left_out, after=with_u.left_out.after[::-1])
+    assert not lost_and_found.is_worse_than(with_u.left_out)
+
+
 @pytest.mark.parametrize(("tolerance", "held"), [(0.24, False), (0.23, True)])
 def test_new_classes_are_held_back_by_counts(tolerance: float, held: bool) -> None:
     """Of 100 check photos 29 ± 5.4 go to a new class that lies where they do."""

@@ -63,6 +63,18 @@ class Judged:
         lost = self.right_before - self.right_after
         return lost - math.sqrt(max(lost, 0)) > count_of(tolerance, len(self.photos))
 
+    def is_worse_than(self, other: "Judged") -> bool:
+        """Whether fewer of the same photos are right than in another way, and not by chance.
+
+        Of those that only one way has right, either way may have had them: with n of these, chance
+        alone makes a difference of about √n.
+        """
+        ours, theirs = (
+            [a == b for a, b in zip(one.truth, one.after, strict=True)] for one in (self, other)
+        )
+        lost = sum(theirs) - sum(ours)
+        return lost > math.sqrt(sum(a != b for a, b in zip(ours, theirs, strict=True)))
+
 
 def _right(truth: Sequence[str], answers: Sequence[str]) -> int:
     return sum(a == b for a, b in zip(truth, answers, strict=True)) if answers else 0
@@ -95,7 +107,7 @@ class Trial:
     def harm(self, tolerance: float) -> str:
         """Why U should not be used, in plain words; empty if nothing speaks against it."""
         gained, plain = self.with_unlabelled.left_out, self.without_unlabelled.left_out
-        if gained.after and gained.right_after < plain.right_after:
+        if gained.is_worse_than(plain):
             return (
                 "with the pile, fewer of the new photos were recognised when left out "
                 f"({gained.accuracy_after:.0%} against {plain.accuracy_after:.0%} without it)"
