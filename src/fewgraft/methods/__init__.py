@@ -20,6 +20,7 @@ from pathlib import Path
 
 from fewgraft.errors import FewgraftError, nearest, reading
 from fewgraft.methods.base import MethodSpec
+from fewgraft.methods.beside_base import beside_base
 
 
 @cache
@@ -32,6 +33,7 @@ def methods() -> Mapping[str, MethodSpec]:
     modules = sorted(module.name for module in pkgutil.walk_packages(__path__, f"{__name__}."))
     found = [importlib.import_module(module) for module in modules]
     specs = [spec for module in found for spec in getattr(module, "METHODS", ())]
+    specs += beside_base(specs)
     return {spec.name: spec for spec in sorted(specs, key=lambda spec: (spec.rank, spec.name))}
 
 
