@@ -50,7 +50,9 @@ def _chapters() -> Iterator[str]:
         chosen = [spec for spec in methods().values() if _kind(spec) == kind]
         lines = [_line(spec) for spec in chosen if not isinstance(spec.method, BesideBase)]
         if lines:
-            head = "| method | paper | settings | learns | assumes | file |\n|---|---|---|---|---|---|"
+            head = (
+                "| method | paper | settings | learns | assumes | file |\n|---|---|---|---|---|---|"
+            )
             yield "\n".join([f"## {title}\n", head, *lines, ""])
 
 

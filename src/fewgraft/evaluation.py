@@ -194,7 +194,7 @@ class Evaluation:
             "method": type(self.method).__name__,
             "hyper": _hyper(self.method),
             "data": self.data,
-            "settings": dataclasses.asdict(self.settings),
+            "settings": self.settings.record(),
             "episodes": len(self),
             "metrics": {
                 name: {"mean": _number(value.mean), "half": _number(value.half)}

@@ -27,8 +27,13 @@ from fewgraft.metrics import Confusion, Interval, class_accuracy, confusion, pai
 from fewgraft.parsing import read_whole
 from fewgraft.prototypes import base_evidence, direction_logits, pseudo_labels
 
-RATIO, TSNE = "ratio.png", "tsne.png"  # in the folder of the results
-FIGURES = {RATIO: "How much depends on the unlabelled set", TSNE: "One episode in feature space"}
+# In the folder of the results.
+RATIO, IMBALANCE, TSNE = "ratio.png", "imbalance.png", "tsne.png"
+FIGURES = {
+    RATIO: "How much depends on the unlabelled set",
+    IMBALANCE: "Unequal numbers of pictures per class",
+    TSNE: "One episode in feature space",
+}
 LOOKED_AT = ("+pr", "proposed-without-adaptation")  # the rival, and the method in question
 UNLABELLED_SHOWN, MISTAKES_SHOWN = 12, 6  # unlabelled pictures for each prototype
 LEAST_MISTAKE = 0.05  # lighter ones move nothing

@@ -168,7 +168,7 @@ class Bench:
         return {
             "method": job.method,
             "hyper": dataclasses.asdict(job.configured),  # type: ignore[call-overload]
-            "episode_settings": dataclasses.asdict(job.episode_settings),
+            "episode_settings": job.episode_settings.record(),
             "episodes": job.episodes,
             "weights": features.weights_hash,
             "content": features.store.manifest.content,

@@ -24,6 +24,7 @@ from fewgraft.errors import FewgraftError, writing
 if TYPE_CHECKING:
     from fewgraft.bench.runner import Job
 
+ALL = ("all", "all-features")  # words for many methods
 app = typer.Typer(
     help="Evaluate methods on frozen episodes, and look at the results.", no_args_is_help=True
 )
@@ -40,7 +41,8 @@ def run(
     methods: Annotated[
         str,
         typer.Option(
-            help="Evaluate these methods, separated by commas; `bench methods` lists them."
+            help="Evaluate these methods, separated by commas; `bench methods` lists them. "
+            "all-features is all that move no network."
         ),
     ] = "all",
     settings: Annotated[
@@ -81,7 +83,6 @@ def run(
     from fewgraft.devices import choose_device
     from fewgraft.episodes import SETTINGS
     from fewgraft.files import make_folder
-    from fewgraft.methods import methods as known_methods
     from fewgraft.training.recipe import load_recipe
     from fewgraft.zoo import models_folder
 
@@ -92,14 +93,14 @@ def run(
     wanted = jobs(
         loaded,
         models or models_folder(loaded.name),
-        list(known_methods()) if methods == "all" else listed(methods),
+        _named(methods),
         list(SETTINGS) if settings == "all" else listed(settings),
         numbers(shots),
         episodes,
         split,
         seed,
     )
-    if methods == "all":
+    if methods in ALL:
         wanted = _with_pieces(wanted)
     if not wanted:
         raise FewgraftError("none of these methods fits any of these settings")
@@ -115,6 +116,17 @@ def run(
                 f"Acc {row.interval('acc')}  {row.seconds:7.1f} s{'' if computed else '  (there)'}"
             )
     typer.echo(f"{done} rows computed, {len(wanted) - done} were there: {folder}/results.jsonl")
+
+
+def _named(methods: str) -> list[str]:
+    """What a list of methods, or a word for many of them, stands for."""
+    from fewgraft.methods import methods as known
+
+    if methods not in ALL:
+        return listed(methods)
+    return [
+        name for name, spec in known().items() if methods == "all" or not spec.method.moves_network
+    ]
 
 
 def _with_pieces(jobs: "list[Job]") -> "list[Job]":
