@@ -19,6 +19,7 @@ from fewgraft.bench.ratio import (
     Sweep,
     Swept,
     draw_sweeps,
+    features_methods,
     run_sweep,
     sweep_table,
 )
@@ -355,3 +356,21 @@ def test_the_table_has_a_column_a_method() -> None:
     assert [str(column.header) for column in table.columns] == ["", "A", "B"]
     assert list(table.columns[1].cells) == ["60.00 ± 1.00", "70.00 ± 2.00", "10.00 ± 0.50"]
     assert len(METHODS) == 3
+
+
+def test_many_methods_have_a_line_each() -> None:
+    few = made_up()
+    many = dataclasses.replace(few, curves=few.curves * 3)
+    table = sweep_table(many)
+    assert [str(column.header) for column in table.columns][-1] == "δ"
+    assert list(table.columns[0].cells) == ["A", "B"] * 3
+    assert "bands" in str(few)
+    assert "bands" not in str(many)
+
+
+def test_unequal_shares_go_from_the_most_unequal_to_equal() -> None:
+    sweep = Sweep.of_imbalance([0, 5, 1])
+    assert [sweep.label(value) for value in sweep.values] == ["1", "5", "equal"]
+    assert list(sweep.places(sweep.values)) == [0, 1, 2]
+    assert "soft-k-means" in features_methods("semi-fsl")
+    assert not {"proposed", "lwof", "+soft-k-means"} & set(features_methods("semi-fsl"))

@@ -31,6 +31,7 @@ METHODS = ("+pr", "+pr+bias", "proposed-without-adaptation")
 SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
 DISTRACTORS = (0, 2, 4, 6)
 CONCENTRATIONS = (1, 2, 5, 0)  # of a Dirichlet distribution; 0: equal numbers
+MOST_COLUMNS = 4  # methods side by side
 # Told apart by readers of any colour vision, and by their markers in print.
 COLOURS = ("#d55e00", "#e69f00", "#0072b2", "#009e73", "#cc79a7", "#56b4e9", "#000000")
 MARKERS = "osDv^<>"
@@ -109,11 +110,12 @@ class Swept:
 
     def __str__(self) -> str:
         """The drops in a sentence."""
+        bands = "; bands are 95 % intervals" if len(self.curves) <= MOST_COLUMNS else ""
         drops = ", ".join(f"{curve.title} {curve.drop}" for curve in self.curves)
         return (
             f"{'Joint accuracy' if self.sweep.setting == 's2i' else 'Accuracy'} against the "
             f"{self.sweep.title} ({', '.join(map(self.sweep.label, self.values))}), "
-            f"{self.shots}-shot, {self.episodes} episodes; bands are 95 % intervals. Drop δ from "
+            f"{self.shots}-shot, {self.episodes} episodes{bands}. Drop δ from "
             f"the best to the worst point, in percentage points: {drops}."
         )
 
@@ -194,18 +196,25 @@ def _curve(rows: Sequence[Row], results: Results) -> Curve:
 
 
 def sweep_table(swept: Swept) -> Table:
-    """One line per value, one column per method, δ below."""
+    """One line per value, one column per method, δ below; of many methods the other way round."""
     table = Table(
         title=f"Acc, % by {swept.sweep.title}, {swept.shots}-shot, {swept.episodes} episodes",
         title_justify="left",
         box=box.SIMPLE,
         padding=(0, 1, 0, 0),
     )
+    labels = [*map(swept.sweep.label, swept.values), "δ"]
+    if len(swept.curves) > MOST_COLUMNS:
+        for label in ("", *labels):
+            table.add_column(label, justify="right" if label else "left")
+        for curve in swept.curves:
+            table.add_row(curve.title, *map(str, (*curve.acc, curve.drop)))
+        return table
     table.add_column("")
     for curve in swept.curves:
         table.add_column(curve.title, justify="right")
-    for place, value in enumerate(swept.values):
-        table.add_row(swept.sweep.label(value), *(str(curve.acc[place]) for curve in swept.curves))
+    for place, label in enumerate(labels[:-1]):
+        table.add_row(label, *(str(curve.acc[place]) for curve in swept.curves))
     table.add_section()
     table.add_row("δ", *(str(curve.drop) for curve in swept.curves))
     return table
@@ -229,12 +238,13 @@ def _draw_panel(axes: Axes, swept: Swept) -> None:
         means = [100 * point.mean for point in curve.acc]
         low = [100 * (point.mean - point.half) for point in curve.acc]
         high = [100 * (point.mean + point.half) for point in curve.acc]
-        axes.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
+        if len(swept.curves) <= MOST_COLUMNS:  # more bands hide each other
+            axes.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
         axes.plot(
             places,
             means,
             color=colour,
-            marker=MARKERS[number % len(MARKERS)],
+            marker=MARKERS[(number + number // len(COLOURS)) % len(MARKERS)],
             linestyle=LINES[number % len(LINES)],
             label=f"{curve.title}, δ {100 * curve.drop.mean:.1f}",
         )
