@@ -23,9 +23,10 @@ from fewgraft.bench.ratio import (
     run_sweep,
     sweep_table,
 )
-from fewgraft.bench.report import RATIO, TSNE, read_figures, write_figure
+from fewgraft.bench.report import RATIO, SCATTER, TSNE, read_figures, write_figure
 from fewgraft.bench.results import Results
 from fewgraft.bench.runner import Bench, Job, jobs
+from fewgraft.bench.scatter import Scatter, draw_scatter
 from fewgraft.bench.tsne import (
     PICTURES,
     FeatureSpace,
@@ -36,6 +37,7 @@ from fewgraft.bench.tsne import (
     feature_space,
     nearest_base,
 )
+from fewgraft.cli import bench as bench_commands
 from fewgraft.cli import bench_figures
 from fewgraft.data.parts import Part
 from fewgraft.data.store import ImageStore
@@ -331,6 +333,27 @@ def test_the_commands_write_figures_and_leave_other_results_alone(
     assert len(names) == 2
     assert (tmp_path / TSNE).is_file()
     assert "nearest to the prototype" in done.output.lower()
+
+
+def test_points_are_gains_over_the_baseline(tmp_path: Path) -> None:
+    methods = ["--methods", "meta-inc-baseline,+pr,+soft-k-means", "--shots", "1"]
+    words = ["run", "icons", *methods, "--settings", "incremental,s2i", "--episodes", "4"]
+    done = CliRunner().invoke(bench_commands.app, [*words, "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    done = CliRunner().invoke(bench_commands.app, ["scatter", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert "of 2 methods are ahead of Meta-Inc-Baseline in n/n" in done.output
+    assert (tmp_path / SCATTER).is_file()
+    rows = {row.method: row for row in Results(tmp_path).rows()}
+    figure = draw_scatter(Scatter.of(list(rows.values()), "s2i", 1))
+    drawn = {tuple(line.get_xydata()[0]) for line in figure.axes[0].lines[2:]}  # type: ignore[index]
+    metrics = {
+        name: [100 * row.interval(m).mean for m in ("n_n", "acc")] for name, row in rows.items()
+    }
+    base = metrics.pop("meta-inc-baseline")
+    assert drawn == {(n - base[0], a - base[1]) for n, a in metrics.values()}
+    done = CliRunner().invoke(bench_commands.app, ["scatter", str(tmp_path), "--shots", "5"])
+    assert "lack rows of s2i" in str(done.exception)
 
 
 @pytest.mark.parametrize(

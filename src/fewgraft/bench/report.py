@@ -28,9 +28,10 @@ from fewgraft.parsing import read_whole
 from fewgraft.prototypes import base_evidence, direction_logits, pseudo_labels
 
 # In the folder of the results.
-RATIO, IMBALANCE, TSNE = "ratio.png", "imbalance.png", "tsne.png"
+RATIO, IMBALANCE, SCATTER, TSNE = "ratio.png", "imbalance.png", "scatter.png", "tsne.png"
 FIGURES = {
     RATIO: "How much depends on the unlabelled set",
+    SCATTER: "Novel classes among themselves, and all classes",
     IMBALANCE: "Unequal numbers of pictures per class",
     TSNE: "One episode in feature space",
 }

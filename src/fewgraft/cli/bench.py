@@ -31,7 +31,12 @@ app = typer.Typer(
 
 app.command()(bench_tables.table)
 app.command()(bench_tables.compare)
-for command in (bench_figures.ratio, bench_figures.tsne, bench_figures.report):
+for command in (
+    bench_figures.ratio,
+    bench_figures.tsne,
+    bench_figures.scatter,
+    bench_figures.report,
+):
     app.command()(command)
 
 

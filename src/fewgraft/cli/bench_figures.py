@@ -174,6 +174,27 @@ def tsne(
     typer.echo(f"{text}\nwrote {folder / TSNE}")
 
 
+def scatter(
+    results: Annotated[Path, typer.Argument(help="Read the results of this folder.")],
+    setting: Annotated[str, typer.Option(help="Show the rows of this setting.")] = "s2i",
+    shots: Annotated[int, typer.Option(min=1, help="Show rows of so many shots.")] = 1,
+) -> None:
+    """Draw what methods gain among novel classes against what they gain in joint accuracy.
+
+    One point per row, as differences from Meta-Inc-Baseline without U; scatter.png goes into the
+    folder of the results.
+
+    Example: fewgraft bench scatter results/cifar-fs --shots 5
+    """
+    from fewgraft.bench.report import SCATTER, write_figure
+    from fewgraft.bench.results import Results
+    from fewgraft.bench.scatter import Scatter, draw_scatter
+
+    found = Scatter.of(Results(results).rows(), setting, shots)
+    write_figure(draw_scatter(found), str(found), results / SCATTER)
+    typer.echo(f"{found}\nwrote {results / SCATTER}")
+
+
 def report(
     results: Annotated[Path, typer.Argument(help="Read the results of this folder.")],
     recipe: Annotated[
