@@ -346,12 +346,13 @@ def test_points_are_gains_over_the_baseline(tmp_path: Path) -> None:
     assert (tmp_path / SCATTER).is_file()
     rows = {row.method: row for row in Results(tmp_path).rows()}
     figure = draw_scatter(Scatter.of(list(rows.values()), "s2i", 1))
-    drawn = {tuple(line.get_xydata()[0]) for line in figure.axes[0].lines[2:]}  # type: ignore[index]
-    metrics = {
-        name: [100 * row.interval(m).mean for m in ("n_n", "acc")] for name, row in rows.items()
+    drawn = sorted(tuple(line.get_xydata()[0]) for line in figure.axes[0].lines[2:])  # type: ignore[index]
+    found = {
+        name: np.array([100 * row.interval(metric).mean for metric in ("n_n", "acc")])
+        for name, row in rows.items()
     }
-    base = metrics.pop("meta-inc-baseline")
-    assert drawn == {(n - base[0], a - base[1]) for n, a in metrics.values()}
+    base = found.pop("meta-inc-baseline")
+    np.testing.assert_allclose(drawn, sorted(tuple(own - base) for own in found.values()))
     done = CliRunner().invoke(bench_commands.app, ["scatter", str(tmp_path), "--shots", "5"])
     assert "lack rows of s2i" in str(done.exception)
 
