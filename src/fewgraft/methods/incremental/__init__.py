@@ -1,0 +1,1 @@
+"""Rivals of incremental few-shot learning, which see no unlabelled pictures."""
