@@ -26,8 +26,8 @@ class Teen(Method):
     """Prototypes, calibrated once."""
 
     search: ClassVar[Search] = {
-        "alpha": (0.05, 0.1, 0.2, 0.3, 0.4, 0.5),
-        "temperature": (2.0, 4.0, 8.0, 16.0, 32.0),
+        "alpha": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8),
+        "temperature": (1.0, 2.0, 4.0, 8.0, 16.0, 32.0),
     }
 
     alpha: float = 0.5  # how far a prototype moves
