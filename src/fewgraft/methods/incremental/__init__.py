@@ -1,1 +1,1 @@
-"""Rivals of incremental few-shot learning, which see no unlabelled pictures."""
+"""The paper's inductive rivals: base and novel classes in one answer, without U."""
