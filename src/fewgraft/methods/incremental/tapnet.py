@@ -20,8 +20,71 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fewgraft.errors import FewgraftError
+from fewgraft.methods.base import MethodSpec, Queries, Task
 from fewgraft.methods.incremental.projection import Projection
-from fewgraft.prototypes import directions, prototypes
+from fewgraft.methods.trained import TrainedMethod
+from fewgraft.prototypes import directions, join_logits, prototypes
+
+
+@dataclass(frozen=True)
+class TapNet(TrainedMethod):
+    """Base weights and learnt references in the task's projection."""
+
+    pieces = "tapnet"
+
+    references: int = 5  # R, at least the number of novel classes
+
+    def initial(
+        self, weights: Tensor, gamma: float, shots: int, rng: torch.Generator
+    ) -> dict[str, Tensor]:
+        """Φ as the authors draw it; the scale with which distances to W_b are the model's logits."""
+        del shots
+        points = torch.randn(self.references, weights.shape[1], generator=rng)
+        return {
+            "references": points / weights.shape[1] ** 0.5,
+            "bias": torch.zeros(self.references),
+            "scale": torch.tensor(gamma / 2),
+        }
+
+    def fit(self, task: Task) -> "ProjectedCentres":
+        """Choose references, and the projection in which they agree with the class means."""
+        learnt = self.learnt(task)
+        means = prototypes(task.support, task.labels, task.ways, normalise=False)
+        references = References(learnt["references"], learnt["bias"])
+        chosen = references.chosen(matched(closeness(references, means)))
+        return ProjectedCentres(
+            task,
+            Projection.aligning(told_apart(chosen.points), means),
+            directions(task.weights).expand(len(task), -1, -1),
+            chosen.points,
+            learnt["scale"],
+            chosen.bias,
+        )
+
+
+@dataclass(frozen=True)
+class ProjectedCentres:
+    """Centres of base and novel classes; logits are scaled distances in a projection."""
+
+    task: Task
+    projection: Projection
+    base: Tensor  # [E, N_b, d]
+    novel: Tensor  # [E, N, d]
+    scale: Tensor
+    bias: Tensor | None = None  # [E, N]
+
+    def logits(self, queries: Queries) -> Tensor:
+        """Of queries as they are."""
+        return self.of(queries.features)
+
+    def of(self, features: Tensor) -> Tensor:
+        """Features [E, Q, d] in the space of the centres → [E, Q, N_b+N]."""
+        base = self.projection.closeness(features, self.base)
+        novel = self.projection.closeness(features, self.novel)
+        if self.bias is not None:
+            novel = novel + 2 * self.bias[:, None]
+        return join_logits(self.task.strike(self.scale * base), self.scale * novel)
 
 
 @dataclass(frozen=True)
@@ -49,6 +112,11 @@ def matched(fit: Tensor) -> Tensor:
     There are at least as many references as classes.
     """
     n_episodes, n_classes, n_references = fit.shape
+    if n_references < n_classes:
+        raise FewgraftError(
+            f"there are {n_references} references for {n_classes} novel classes",
+            "Learn more of them: hyper-parameter `references`.",
+        )
     fit, every = fit.detach().clone(), torch.arange(n_episodes, device=fit.device)
     places = torch.zeros(n_episodes, n_classes, dtype=torch.int64, device=fit.device)
     for _ in range(n_classes):
@@ -62,3 +130,6 @@ def matched(fit: Tensor) -> Tensor:
 def told_apart(points: Tensor) -> Tensor:
     """φ̃ of references [E, N, d]: each against the others."""
     return points.shape[-2] * points - points.sum(-2, keepdim=True)
+
+
+METHODS = (MethodSpec("tapnet", "TapNet", TapNet(), "pre-trained", rank=4, regular=False),)
