@@ -20,7 +20,7 @@ from fewgraft.draws import Indices, KeyStream
 from fewgraft.episodes import Episodes, EpisodeSettings, Pools, QueryLabels, sample_episodes
 from fewgraft.errors import FewgraftError
 from fewgraft.feature_bank import FeatureBank, feature_bank
-from fewgraft.methods.base import Method, Queries, Task, TaskPictures, Tensors
+from fewgraft.methods.base import LearntTensors, Method, Queries, Task, TaskPictures
 from fewgraft.metrics import Scores, join_scores, score
 from fewgraft.model import CosineModel, weights_hash
 from fewgraft.network import Network
@@ -31,7 +31,7 @@ from fewgraft.prototypes import direction_logits
 CHUNK, REGULAR_CHUNK, MOVING_CHUNK = 10, 150, 5
 NOTHING: Indices = np.empty(0, np.int64)
 KEPT = 20  # features of base/train per class, for methods that use them
-Learnt = Callable[[Method, int], Tensors]  # the pieces of a method for a number of shots
+FindPieces = Callable[[Method, int], LearntTensors]  # the pieces of a method for a number of shots
 
 
 def chunks(count: int, settings: EpisodeSettings, method: Method) -> list[range]:
@@ -55,7 +55,7 @@ class EpisodeFeatures:
         gamma: float,
         network: Callable[[], Network] | None = None,
         base_features: Callable[[], Tensor] | None = None,
-        learnt: Learnt | None = None,
+        learnt: FindPieces | None = None,
     ) -> None:
         self._bank = bank
         self._network = network
@@ -86,7 +86,7 @@ class EpisodeFeatures:
             raise FewgraftError("this method uses features of base/train, and there are none here")
         return self._base_features()
 
-    def learnt(self, method: Method, shots: int) -> Tensors | None:
+    def learnt(self, method: Method, shots: int) -> LearntTensors | None:
         """What a method has learnt beforehand; None for one that learns nothing."""
         if not method.pieces:
             return None
@@ -171,7 +171,7 @@ class SplitFeatures(EpisodeFeatures):
         split: str = "test",
         root: Path | None = None,
         models: Path | None = None,
-        learnt: Learnt | None = None,
+        learnt: FindPieces | None = None,
     ) -> None:
         check_classes(model, store)
         self.model = model

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 LARGEST_VALUE = 1e6
 Search = Mapping[str, tuple[Any, ...]]
-Tensors = Mapping[str, Tensor]
+LearntTensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Task:
     gamma: float
     numbers: Tensor
     pictures: "TaskPictures | None" = None
-    learnt: Tensors | None = None
+    learnt: LearntTensors | None = None
     base_features: Tensor | None = None
     absent: Tensor | None = None
 

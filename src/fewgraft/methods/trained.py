@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fewgraft.errors import FewgraftError
-from fewgraft.methods.base import Method, Queries, Task, Tensors
+from fewgraft.methods.base import LearntTensors, Method, Queries, Task
 
 
 class TrainedMethod(Method):
@@ -35,7 +35,7 @@ class TrainedMethod(Method):
         logits = self.fit(task).logits(queries)
         return cross_entropy(logits.flatten(0, 1), labels.flatten()), logits
 
-    def learnt(self, task: Task) -> Tensors:
+    def learnt(self, task: Task) -> LearntTensors:
         """The pieces that came with a task."""
         if task.learnt is None:
             raise FewgraftError(

@@ -5,23 +5,32 @@ which W_b has no row for, or as they are. In the last case an episode does witho
 classes: their columns are struck out, of logits and of attention alike (`Task.strike`).
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fewgraft.data.store import ImageStore
+from fewgraft.draws import Indices, KeyStream
 from fewgraft.episodes import Episodes, EpisodeSettings, Pools, sample_episodes
 from fewgraft.errors import FewgraftError
 from fewgraft.training.phase import Shard
 
 
 class FakeNovel:
-    """Where fake-novel classes come from, and the episodes that they make."""
+    """Where fake-novel classes come from, and the episodes that they make.
 
-    def __init__(self, store: ImageStore, novel: Literal["data", "rotated"]) -> None:
-        self.pools = Pools.rotated(store) if novel == "rotated" else Pools.of(store, "train")
+    `most` bounds the pictures per class, base or novel; they are the same in every run.
+    """
+
+    def __init__(
+        self, store: ImageStore, novel: Literal["data", "rotated"], most: int | None = None
+    ) -> None:
+        pools = Pools.rotated(store) if novel == "rotated" else Pools.of(store, "train")
+        self.pools = pools if most is None else _reduced(pools, most)
 
     def sample(self, settings: EpisodeSettings, numbers: Sequence[int]) -> tuple[Episodes, Tensor]:
         """Episodes of these numbers, and the labels [E, Q] of their queries."""
@@ -32,6 +41,23 @@ class FakeNovel:
     def absent(self, episodes: Episodes) -> Tensor | None:
         """Base classes that each episode does without [E, N]; None where it has all."""
         return episodes.classes if self.pools.rehearsal else None
+
+
+def _reduced(pools: Pools, most: int) -> Pools:
+    """At most so many pictures per class."""
+    first = np.concatenate(
+        [_some(np.flatnonzero(pools.base_labels == k), most, k) for k in range(pools.n_base)]
+    )
+    return dataclasses.replace(
+        pools,
+        novel={label: _some(pictures, most, label) for label, pictures in pools.novel.items()},
+        base=pools.base[first],
+        base_labels=pools.base_labels[first],
+    )
+
+
+def _some(pictures: Indices, most: int, stream: int) -> Indices:
+    return pictures[np.sort(KeyStream(0, stream).choose(len(pictures), min(most, len(pictures))))]
 
 
 def episode_numbers(step: int, episodes: int, shard: Shard) -> list[int]:

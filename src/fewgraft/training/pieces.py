@@ -15,17 +15,19 @@ from fewgraft.data.store import ImageStore
 from fewgraft.draws import Indices, KeyStream
 from fewgraft.episodes import EpisodeSettings
 from fewgraft.errors import FewgraftError
-from fewgraft.methods.base import Method, Tensors
+from fewgraft.methods.base import LearntTensors, Method
 from fewgraft.methods.trained import TrainedMethod
 from fewgraft.model import CosineModel, weights_hash
 from fewgraft.pieces import Pieces, PiecesCard
-from fewgraft.split_features import Learnt, SplitFeatures
+from fewgraft.split_features import FindPieces, SplitFeatures
 from fewgraft.training.checkpoint import Progress
 from fewgraft.training.fake_novel import FakeNovel, episode_numbers
 from fewgraft.training.phase import Phase, Shard
 from fewgraft.training.recipe import Learning, Recipe, tuned_method
 from fewgraft.training.record import data_name
 from fewgraft.training.validation import Validator
+
+MOST = 60  # pictures per class: enough for a small generator, and features cost minutes
 
 
 class LearnPieces(Phase):
@@ -46,7 +48,7 @@ class LearnPieces(Phase):
         self._config = learning_of(recipe, self._method.pieces)
         self.name = f"{self._method.pieces}-{shots}-shot"
         self._shots = shots
-        self._fake_novel = FakeNovel(store, recipe.metatraining.novel)
+        self._fake_novel = FakeNovel(store, recipe.metatraining.novel, MOST)
         self._settings = _settings(self._config, shots, recipe.seed)
         self._train = _TrainFeatures(model, store, root, self._learnt, self._fake_novel)
         self._val = SplitFeatures(model, store, "val", root, learnt=self._learnt)
@@ -66,7 +68,7 @@ class LearnPieces(Phase):
         """The pieces."""
         return self._pieces
 
-    def _learnt(self, method: Method, shots: int) -> Tensors:
+    def _learnt(self, method: Method, shots: int) -> LearntTensors:
         del method, shots
         return dict(self._pieces.named_parameters())
 
@@ -126,7 +128,7 @@ class _TrainFeatures(SplitFeatures):
         model: CosineModel,
         store: ImageStore,
         root: Path | None,
-        learnt: Learnt,
+        learnt: FindPieces,
         fake_novel: FakeNovel,
     ) -> None:
         self._pools = fake_novel.pools
