@@ -38,7 +38,7 @@ class TapNet(TrainedMethod):
     def initial(
         self, weights: Tensor, gamma: float, shots: int, rng: torch.Generator
     ) -> dict[str, Tensor]:
-        """Φ as the authors draw it; the scale with which distances to W_b are the model's logits."""
+        """Φ as the authors draw it; the scale at which distances to W_b are the model's logits."""
         del shots
         points = torch.randn(self.references, weights.shape[1], generator=rng)
         return {

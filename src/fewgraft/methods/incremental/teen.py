@@ -47,4 +47,4 @@ def calibrated(novel: Tensor, base: Tensor, alpha: float, temperature: float) ->
     return (1 - alpha) * novel + alpha * directions(share @ base)
 
 
-METHODS = (MethodSpec("teen", "TEEN", Teen(), "pre-trained", rank=20, regular=False),)
+METHODS = (MethodSpec("teen", "TEEN", Teen(), "pre-trained", rank=7, regular=False),)

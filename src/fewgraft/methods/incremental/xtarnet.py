@@ -52,7 +52,7 @@ class XtarNet(TrainedMethod):
     def initial(
         self, weights: Tensor, gamma: float, shots: int, rng: torch.Generator
     ) -> dict[str, Tensor]:
-        """Merged features are f, conditioning and references are small, distances are the model's."""
+        """Merged features are f, and distances to W_b nearly the model's logits."""
         del shots
         n_base, d = weights.shape
         found = {
