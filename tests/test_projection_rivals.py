@@ -1,5 +1,6 @@
 """TapNet and XtarNet: the projection, the golden vectors and the limiting cases."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -7,16 +8,28 @@ import pytest
 import torch
 from torch import Tensor
 
+from fewgraft.errors import FewgraftError
+from fewgraft.methods.base import Queries, Task
 from fewgraft.methods.incremental.projection import Projection
-from fewgraft.methods.incremental.tapnet import References, closeness, matched, told_apart
+from fewgraft.methods.incremental.tapnet import (
+    ProjectedCentres,
+    References,
+    TapNet,
+    closeness,
+    matched,
+    told_apart,
+)
 from fewgraft.methods.incremental.xtarnet import (
+    MergedCentres,
     TaskNets,
+    XtarNet,
     conditioned,
     correlation,
     merging,
     pushed_away,
 )
-from fewgraft.prototypes import directions, prototypes
+from fewgraft.methods.trained import TrainedMethod
+from fewgraft.prototypes import direction_logits, directions, prototypes
 
 pytestmark = pytest.mark.numerical
 RIVALS = Path(__file__).parent / "data" / "rivals"
@@ -26,7 +39,7 @@ both_shots = pytest.mark.parametrize("shots", [1, 5])
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
     rng = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=rng, dtype=torch.float64)
+    return torch.randn(shape, generator=rng, dtype=torch.float64)
 
 
 def stored(name: str, shots: int) -> dict[str, Tensor]:
@@ -181,3 +194,155 @@ def test_xtarnet_gives_the_reference_logits(shots: int) -> None:
     torch.testing.assert_close(matrix(projection)[0], g["projector"], rtol=0, atol=1e-10)
     logits = projection.closeness(query_x, torch.cat([base, novel], 1))
     torch.testing.assert_close(logits[0], g["logits"], rtol=0, atol=1e-9)
+
+
+# --- both as methods ---
+
+
+def task_of(learnt: dict[str, Tensor], seed: int = 0, shots: int = 2) -> Task:
+    """Two episodes of N classes beside seven base classes."""
+    support = directions(noise(2, N * shots, D, seed=seed))
+    return Task(
+        ways=N,
+        support=support,
+        labels=torch.arange(N).repeat(shots).expand(2, -1),
+        unlabelled=support[:, :0],
+        base_unlabelled=torch.empty(2, 0, 7),
+        weights=noise(7, D, seed=5),
+        gamma=8.0,
+        numbers=torch.arange(2),
+        learnt=learnt,
+    )
+
+
+def initial(method: TrainedMethod) -> dict[str, Tensor]:
+    """Pieces in double precision, moved a little from where training begins."""
+    found = method.initial(noise(7, D, seed=5), 8.0, 1, torch.Generator().manual_seed(0))
+    return {
+        name: piece.double() + 0.1 * noise(*piece.shape, seed=i)
+        for i, (name, piece) in enumerate(found.items())
+    }
+
+
+def asked() -> Queries:
+    features = directions(noise(2, 6, D, seed=9))
+    return Queries(features, torch.zeros(2, 6, 7))
+
+
+both_methods = pytest.mark.parametrize("method", [TapNet(), XtarNet(rank=2, hidden=3)])
+
+
+def without_its_own_parts(learnt: dict[str, Tensor]) -> dict[str, Tensor]:
+    """XtarNet's pieces with ω_f = 1, ω_g = 0, μ = ν = 0, and ρ = 0: all base classes alike."""
+    own = ("merge", "scale", "shift", "correlation")
+    changed = {
+        name: torch.zeros_like(piece) for name, piece in learnt.items() if name.split("_")[0] in own
+    }
+    changed["merge_base_3_bias"] = torch.full((D,), 40.0).double()
+    changed["merge_meta_3_bias"] = torch.full((D,), -40.0).double()
+    for net in ("scale", "shift"):  # the shortcut passes on what is above 0
+        changed[f"{net}_0_bias"] = torch.full((D,), -1e3).double()
+    return learnt | changed
+
+
+def test_xtarnet_without_its_own_parts_is_a_projection_of_references() -> None:
+    """As TapNet, with references that are moved by the mean of all base weights."""
+    method = XtarNet(rank=2, hidden=3)
+    task = task_of(without_its_own_parts(initial(method)))
+    assert task.learnt is not None
+    means = prototypes(task.support, task.labels, N, normalise=False)
+    base = directions(task.weights)
+    references = References(task.learnt["references"], torch.zeros(N).double())
+    novel = references.chosen(matched(closeness(references, means))).points - base.mean(0)
+    expected = ProjectedCentres(
+        task,
+        Projection.aligning(novel, means),
+        base.expand(2, -1, -1),
+        novel,
+        task.learnt["distance_scale"],
+    )
+    torch.testing.assert_close(method.fit(task).logits(asked()), expected.logits(asked()))
+
+
+def test_in_the_whole_space_logits_are_euclidean() -> None:
+    learnt = initial(TapNet())
+    centres = TapNet().fit(task_of(learnt))
+    whole = dataclasses.replace(
+        centres, projection=Projection(torch.zeros_like(centres.projection.rows)), bias=None
+    )
+    everything = torch.cat([centres.base, centres.novel], 1)
+    expected = -learnt["scale"] * torch.cdist(asked().features, everything).square()
+    torch.testing.assert_close(whole.logits(asked()), expected)
+
+
+def test_distances_to_base_weights_begin_as_the_models_logits() -> None:
+    """−‖f − ŵ‖² γ/2 = γ cos − γ: up to a constant, and without the projection."""
+    method = TapNet()
+    learnt = method.initial(noise(7, D, seed=5), 8.0, 1, torch.Generator().manual_seed(0))
+    task = task_of({name: piece.double() for name, piece in learnt.items()})
+    centres = method.fit(task)
+    whole = dataclasses.replace(
+        centres, projection=Projection(torch.zeros_like(centres.projection.rows))
+    )
+    expected = direction_logits(asked().features, task.weights, task.gamma) - task.gamma
+    torch.testing.assert_close(whole.logits(asked())[..., :7], expected)
+
+
+@both_methods
+def test_references_learn_through_distances_only(method: TrainedMethod) -> None:
+    """With a projection that is given, the gradient is the same."""
+    learnt = {name: piece.requires_grad_() for name, piece in initial(method).items()}
+    task, weights = task_of(learnt), noise(2, 6, 7 + N, seed=3)
+    solution = method.fit(task)
+    [one] = torch.autograd.grad((solution.logits(asked()) * weights).sum(), learnt["references"])
+    centres = solution.centres if isinstance(solution, MergedCentres) else solution
+    assert isinstance(centres, ProjectedCentres)
+    assert not centres.projection.rows.requires_grad
+    assert one.abs().sum() > 0
+
+
+@both_methods
+def test_repeated_supports_and_the_order_of_classes_do_not_matter(method: TrainedMethod) -> None:
+    learnt = initial(method)
+    task = task_of(learnt)
+    first = method.fit(task).logits(asked())
+    twice = dataclasses.replace(
+        task, support=task.support.repeat(1, 2, 1), labels=task.labels.repeat(1, 2)
+    )
+    torch.testing.assert_close(method.fit(twice).logits(asked()), first)
+    order = torch.tensor([3, 0, 4, 1, 2])
+    renamed = dataclasses.replace(task, labels=order[task.labels])
+    second = method.fit(renamed).logits(asked())
+    torch.testing.assert_close(second[..., :7], first[..., :7])
+    torch.testing.assert_close(second[..., 7:][..., order], first[..., 7:])
+
+
+def test_permuted_base_classes_permute_columns() -> None:
+    """Of XtarNet with rows and columns of ρ permuted alike."""
+    method, order = XtarNet(rank=2, hidden=3), torch.tensor([4, 2, 6, 0, 1, 5, 3])
+    learnt = initial(method)
+    task = task_of(learnt)
+    renamed = {
+        name: piece[order] if "_bias" in name else piece[order][:, order]
+        for name, piece in learnt.items()
+        if name.startswith("correlation")
+    }
+    other = dataclasses.replace(task, weights=task.weights[order], learnt=learnt | renamed)
+    first, second = (method.fit(t).logits(asked()) for t in (task, other))
+    torch.testing.assert_close(second[..., :7], first[..., :7][..., order])
+    torch.testing.assert_close(second[..., 7:], first[..., 7:])
+
+
+@both_methods
+def test_struck_base_classes_have_no_say(method: TrainedMethod) -> None:
+    """Neither in the columns nor in the attention: their weights may be anything."""
+    task = dataclasses.replace(task_of(initial(method)), absent=torch.tensor([[2], [4]]))
+    logits = method.fit(task).logits(asked())
+    assert (logits[0, :, 2] == float("-inf")).all()
+    assert (logits[1, :, 4] == float("-inf")).all()
+    assert torch.isfinite(logits).sum() == logits.numel() - 2 * 6
+
+
+def test_more_novel_classes_than_references_are_refused() -> None:
+    with pytest.raises(FewgraftError, match="3 references for 5 novel classes"):
+        matched(noise(1, 5, 3))

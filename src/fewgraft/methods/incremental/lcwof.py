@@ -36,9 +36,9 @@ class HeadCalibration(Method):
 
     uses_base_features = True
     search: ClassVar[Search] = {
-        "temperature": (2.0, 3.0, 4.0, 6.0, 8.0),
+        "temperature": (2.0, 4.0, 8.0),
         "lr": (0.001, 0.003, 0.01, 0.03),
-        "calibration_lr": (0.001, 0.003, 0.01, 0.03, 0.1),
+        "calibration_lr": (0.001, 0.003, 0.01, 0.03),
     }
     search_by = "coordinates"
 
@@ -86,13 +86,26 @@ class Descent:
     momentum: float
     decay: float
 
-    def __call__(self, weights: Tensor, gradient: Callable[[Tensor], Tensor]) -> Tensor:
-        """Weights [E, C, d] after all steps; what was given stays as it is."""
-        velocity = torch.zeros_like(weights)
+    def __call__(
+        self, weights: Tensor, features: Tensor, error: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """Weights [E, C, d] after all steps on features [E, n, d].
+
+        `error` gives the gradient with respect to the products [E, n, C] of features and weights.
+        Weights never leave the span of their start and the features: they are `share` of the start
+        and a sum of features, so that steps are taken on coefficients, of which there are fewer.
+        """
+        products = features @ weights.transpose(1, 2)
+        gram = features @ features.transpose(1, 2)
+        share, share_velocity = 1.0, 0.0
+        coefficients, velocity = torch.zeros_like(products), torch.zeros_like(products)
         for _ in range(self.steps):
-            velocity = self.momentum * velocity + gradient(weights) + self.decay * weights
-            weights = weights - self.lr * velocity
-        return weights
+            gradient = error(share * products + gram @ coefficients)
+            velocity = self.momentum * velocity + gradient + self.decay * coefficients
+            share_velocity = self.momentum * share_velocity + self.decay * share
+            coefficients = coefficients - self.lr * velocity
+            share = share - self.lr * share_velocity
+        return share * weights + coefficients.transpose(1, 2) @ features
 
 
 def learnt_novel(
@@ -102,12 +115,11 @@ def learnt_novel(
     fixed = gamma * support @ base.transpose(1, 2)
     answers = members_of(labels, novel.shape[1], support.dtype)
 
-    def gradient(weights: Tensor) -> Tensor:
-        logits = torch.cat([fixed, gamma * support @ weights.transpose(1, 2)], -1)
-        error = logits.softmax(-1)[..., fixed.shape[-1] :] - answers
-        return gamma / support.shape[1] * error.transpose(1, 2) @ support
+    def error(products: Tensor) -> Tensor:
+        found = torch.cat([fixed, gamma * products], -1).softmax(-1)[..., fixed.shape[-1] :]
+        return gamma / support.shape[1] * (found - answers)
 
-    return descent(novel, gradient)
+    return descent(novel, support, error)
 
 
 def calibrated_heads(
@@ -116,11 +128,11 @@ def calibrated_heads(
     """Phase 3: all weights [E, N_b+N, d] on features [E, n, d] of all classes."""
     answers = members_of(labels, heads.shape[1], features.dtype)
 
-    def gradient(weights: Tensor) -> Tensor:
-        error = (gamma * features @ weights.transpose(1, 2)).softmax(-1) - answers
-        return CALIBRATION_SHARE * gamma / features.shape[1] * error.transpose(1, 2) @ features
+    def error(products: Tensor) -> Tensor:
+        found = (gamma * products).softmax(-1)
+        return CALIBRATION_SHARE * gamma / features.shape[1] * (found - answers)
 
-    return descent(heads, gradient)
+    return descent(heads, features, error)
 
 
 def calibration_set(task: Task) -> tuple[Tensor, Tensor]:

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fewgraft.methods.base import MethodSpec, Queries, Task, Tensors
+from fewgraft.methods.base import LearntTensors, MethodSpec, Queries, Task
 from fewgraft.methods.incremental.projection import Projection
 from fewgraft.methods.incremental.tapnet import ProjectedCentres, References, closeness, matched
 from fewgraft.methods.trained import TrainedMethod
@@ -148,7 +148,7 @@ class MergedCentres:
         return self.centres.of(self.merge(queries.features))
 
 
-def task_nets(learnt: Tensors) -> "TaskNets":
+def task_nets(learnt: LearntTensors) -> "TaskNets":
     """The nets of learnt pieces, their matrices written out."""
 
     def layer(name: str) -> Layer:
