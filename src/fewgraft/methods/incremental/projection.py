@@ -51,4 +51,5 @@ class Projection:
 
 
 def _unit(vectors: Tensor) -> Tensor:
-    return vectors / (torch.linalg.vector_norm(vectors, dim=-1, keepdim=True) + EPSILON)
+    length: Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+    return vectors / (length + EPSILON)
