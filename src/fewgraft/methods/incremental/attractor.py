@@ -84,8 +84,8 @@ class Attractor(TrainedMethod):
     def _solved(self, task: Task, means: Tensor) -> "LinearClassifier":
         learnt = {name: tensor.double() for name, tensor in self.learnt(task).items()}
         base = task.gamma * directions(task.weights.double())
-        scores = _cosines(means, base)
-        pulled = task.gamma * attractors(learnt, base, task.strike(scores))
+        scores = learnt["tau"] * _cosines(means, base)
+        pulled = task.gamma * attractors(learnt, base, task.strike(scores).softmax(-1))
         support = task.support.double()
         problem = Problem(
             pictures=pad(support, (0, 1), value=1.0),
@@ -109,11 +109,10 @@ class LinearClassifier:
         return join_logits(queries.base_logits, novel.to(queries.base_logits.dtype))
 
 
-def attractors(learnt: LearntTensors, base: Tensor, scores: Tensor) -> Tensor:
-    """u [E, D, N] of base weights [N_b, d] and cosines [E, N, N_b] of class means with them."""
+def attractors(learnt: LearntTensors, base: Tensor, shares: Tensor) -> Tensor:
+    """u [E, D, N] of base weights [N_b, d] and the attention β [E, N, N_b] to them."""
     inside = torch.tanh(base @ learnt["inner"] + learnt["inner_bias"])
     keys = inside @ learnt["outer"] + learnt["outer_bias"]  # [N_b, D]
-    shares = (learnt["tau"] * scores).softmax(-1)
     return (shares @ keys + learnt["offset"]).transpose(1, 2)
 
 
