@@ -37,7 +37,7 @@ class PiecesCard(BaseModel):
     stage: str  # of the model
     weights: str  # hash of the model
     data: str  # name and content hash of what it was learnt on
-    settings: dict[str, Any]  # the recipe's section, and where fake-novel classes come from
+    settings: dict[str, Any]  # the recipe's section, and its seed
     metrics: dict[str, float]
 
 

@@ -27,7 +27,7 @@ from fewgraft.training.recipe import Learning, Recipe, tuned_method
 from fewgraft.training.record import data_name
 from fewgraft.training.validation import Validator
 
-MOST = 60  # pictures per class: enough for a small generator, and features cost minutes
+MOST = 100  # pictures per class: enough for a small generator, and features cost minutes
 
 
 class LearnPieces(Phase):
@@ -43,12 +43,12 @@ class LearnPieces(Phase):
         root: Path | None = None,
     ) -> None:
         self.model = model.eval()
-        self._store, self._recipe, self._seed = store, recipe, recipe.seed
+        self._store, self._seed = store, recipe.seed
         self._method = trained_method(recipe, method, shots)
         self._config = learning_of(recipe, self._method.pieces)
         self.name = f"{self._method.pieces}-{shots}-shot"
         self._shots = shots
-        self._fake_novel = FakeNovel(store, recipe.metatraining.novel, MOST)
+        self._fake_novel = FakeNovel(store, self._config.novel, MOST)
         self._settings = _settings(self._config, shots, recipe.seed)
         self._train = _TrainFeatures(model, store, root, self._learnt, self._fake_novel)
         self._val = SplitFeatures(model, store, "val", root, learnt=self._learnt)
@@ -110,11 +110,7 @@ class LearnPieces(Phase):
             stage=self.model.card.stage,
             weights=weights_hash(self.model),
             data=data_name(self._store),
-            settings={
-                **self._config.model_dump(mode="json"),
-                "novel": self._recipe.metatraining.novel,
-                "seed": self._seed,
-            },
+            settings={**self._config.model_dump(mode="json"), "seed": self._seed},
             metrics={f"val_{name}": value for name, value in best.items()},
         )
         return Pieces(card, self.result())
