@@ -126,6 +126,9 @@ class Learning(_Section):
     # As for meta-training. A frozen network forgets nothing of base classes, so that they serve as
     # fake-novel ones; on validation episodes better than rotated ones do.
     novel: Literal["data", "rotated"] = "data"
+    # Share of the entries of every feature that are dropped: pictures that the network was trained
+    # on lie closer together than new ones do.
+    dropout: float = Field(default=0.0, ge=0, lt=1)
     validate_every: int = Field(default=500, ge=1)
 
 
