@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from fewgraft.bench.results import Results
 from fewgraft.bench.runner import Bench, Job, jobs, makes_sense, rerun, run
-from fewgraft.bench.tune import Candidate, combinations, over_coordinates, tune
+from fewgraft.bench.tune import Candidate, combinations, over_coordinates, own_setting, tune
 from fewgraft.cli import app
 from fewgraft.data.parts import Part
 from fewgraft.data.store import ImageStore
@@ -247,6 +247,16 @@ def test_tuning_takes_the_best_on_validation_episodes(bench: Bench) -> None:
     assert found.toml.startswith('[[evaluation]]\nmethod = "soft-k-means"\nshots = 1\nhyper = {')
     with pytest.raises(FewgraftError, match="nothing to search"):
         list(tune(recipe, folder, ["nearest-prototype"], [1], FEW, bench))
+
+
+def test_methods_are_tuned_where_they_are_evaluated() -> None:
+    found = {name: own_setting(spec) for name, spec in methods().items()}
+    assert all(makes_sense(method_spec(name), setting) for name, setting in found.items())
+    assert (found["+pr"], found["teen"], found["soft-k-means"]) == (
+        "s2i",
+        "incremental",
+        "semi-fsl",
+    )
 
 
 class Hills(Method):

@@ -36,6 +36,10 @@ def golden(name: str) -> Tensor:
     return torch.from_numpy(GOLDEN[name])
 
 
+def close(found: Tensor, wanted: Tensor) -> None:
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
 def pieces(shots: int) -> dict[str, Tensor]:
     """The authors' parameters by our names."""
     found = {own: golden(f"s{shots}_param_{theirs}") for own, theirs in NAMES.items()}
@@ -75,23 +79,22 @@ def test_the_authors_numbers(shots: int, which: str) -> None:
     rows = [[k for k in range(BASE) if k not in row] for row in present.tolist()]
     absent = torch.tensor(rows, dtype=torch.int64) if which == "some" else None
     solution = LwoF().fit(task(shots, learnt, absent))
-    close = {"rtol": 1e-5, "atol": 1e-5}
-    torch.testing.assert_close(solution.novel, golden(f"{at}_weights")[:, -WAYS:], **close)
+    close(solution.novel, golden(f"{at}_weights")[:, -WAYS:])
     columns = torch.cat([present, BASE + torch.arange(WAYS).expand(2, -1)], 1)  # ours
     logits = solution.logits(queries(shots))
     shift = learnt["gamma"] * golden(f"s{shots}_param_bias")  # one bias, the same in all columns
     kept = logits.gather(2, columns[:, None].expand(-1, logits.shape[1], -1))
-    torch.testing.assert_close(kept + shift, golden(f"{at}_logits"), **close)
+    close(kept + shift, golden(f"{at}_logits"))
     assert logits.isinf().sum() == logits.shape[1] * sum(map(len, rows))
     labels = columns.gather(1, golden(f"{at}_query_labels"))
     loss = cross_entropy(logits.flatten(0, 1), labels.flatten())
-    torch.testing.assert_close(loss, golden(f"{at}_loss"), **close)
+    close(loss, golden(f"{at}_loss"))
     loss.backward()  # type: ignore[no-untyped-call]
     for own, theirs in NAMES.items():
         found = learnt[own].grad
         assert found is not None
         wanted = golden(f"{at}_grad_{theirs}")
-        torch.testing.assert_close(found, wanted[0] if own in SCALARS else wanted, **close)
+        close(found, wanted[0] if own in SCALARS else wanted)
 
 
 def test_a_triple_loop() -> None:

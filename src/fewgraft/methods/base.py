@@ -216,6 +216,7 @@ class MethodSpec:
         rank: Place in tables.
         joint: Whether it can tell base and novel classes apart.
         regular: Whether it makes sense where there are no base classes.
+        remark: What a reader must know beside its figures; a footnote of tables.
     """
 
     name: str
@@ -225,6 +226,7 @@ class MethodSpec:
     rank: int
     joint: bool = True
     regular: bool = True
+    remark: str = ""
 
 
 @dataclass(frozen=True)

@@ -84,16 +84,18 @@ class Attractor(TrainedMethod):
     def _solved(self, task: Task, means: Tensor) -> "LinearClassifier":
         learnt = {name: tensor.double() for name, tensor in self.learnt(task).items()}
         base = task.gamma * directions(task.weights.double())
-        scores = _cosines(means, base)
-        pulled = task.gamma * attractors(learnt, base, task.strike(scores))
+        scores = learnt["tau"] * _cosines(means, base)
+        pulled = task.gamma * attractors(learnt, base, task.strike(scores).softmax(-1))
         support = task.support.double()
         problem = Problem(
             pictures=pad(support, (0, 1), value=1.0),
             base=task.strike(support @ base.T).logsumexp(-1),
             answers=one_hot(task.labels, task.ways).double(),
         )
-        found = FixedPoint.apply(pulled, learnt["log_pull"].exp(), problem, self.gradient)
-        return LinearClassifier(found)
+        pull = learnt["log_pull"].exp()
+        return LinearClassifier(
+            FixedPoint.apply(pulled, pull, problem, self.gradient)  # type: ignore[no-untyped-call]
+        )
 
 
 @dataclass(frozen=True)
@@ -109,11 +111,10 @@ class LinearClassifier:
         return join_logits(queries.base_logits, novel.to(queries.base_logits.dtype))
 
 
-def attractors(learnt: LearntTensors, base: Tensor, scores: Tensor) -> Tensor:
-    """u [E, D, N] of base weights [N_b, d] and cosines [E, N, N_b] of class means with them."""
+def attractors(learnt: LearntTensors, base: Tensor, shares: Tensor) -> Tensor:
+    """u [E, D, N] of base weights [N_b, d] and the attention β [E, N, N_b] to them."""
     inside = torch.tanh(base @ learnt["inner"] + learnt["inner_bias"])
     keys = inside @ learnt["outer"] + learnt["outer_bias"]  # [N_b, D]
-    shares = (learnt["tau"] * scores).softmax(-1)
     return (shares @ keys + learnt["offset"]).transpose(1, 2)
 
 
@@ -124,8 +125,8 @@ def _means(task: Task) -> Tensor:
 
 def _cosines(means: Tensor, base: Tensor, room: float = 1e-5) -> Tensor:
     """[E, N, N_b]; `room` on each length, as the authors have it."""
-    lengths = [torch.linalg.vector_norm(x, dim=-1) + room for x in (means, base)]
-    return means @ base.T / (lengths[0][..., None] * lengths[1])
+    of_means, of_base = (x.square().sum(-1).sqrt() + room for x in (means, base))
+    return means @ base.T / (of_means[..., None] * of_base)
 
 
 def _truncated_normal(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
@@ -198,7 +199,7 @@ class Problem:
         first = v / stiffness
         inside = torch.einsum("eink,eik->ein", blocks, self.pictures @ first)
         inside = torch.linalg.solve(system, inside.reshape(episodes, -1))
-        back = self.pictures.transpose(1, 2) @ inside.view(episodes, supports, ways)
+        back: Tensor = self.pictures.transpose(1, 2) @ inside.view(episodes, supports, ways)
         return first - back / stiffness
 
 
@@ -256,7 +257,7 @@ class FixedPoint(torch.autograd.Function):
         return found
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """−(∂²E/∂θ∂T)ᵀ s: only the pull of E depends on what is learnt."""
         (v,), problem = gradients, ctx.problem
         attractors, pull, found = ctx.saved_tensors
