@@ -196,6 +196,7 @@ class MethodSpec:
         rank: Place in tables.
         joint: Whether it can tell base and novel classes apart.
         regular: Whether it makes sense where there are no base classes.
+        balanced: Whether it assumes equally many unlabelled pictures per class.
     """
 
     name: str
@@ -205,6 +206,7 @@ class MethodSpec:
     rank: int
     joint: bool = True
     regular: bool = True
+    balanced: bool = False
 
 
 @dataclass(frozen=True)
