@@ -93,9 +93,7 @@ class LabelCleaning(Method):
         parts = zip(features.split(some), labels.split(some), strict=True)
         return joined([self._cleaned(f, y, ways, remaining) for f, y in parts])
 
-    def _cleaned(
-        self, features: Tensor, labels: Tensor, ways: int, remaining: bool
-    ) -> "Labelling":
+    def _cleaned(self, features: Tensor, labels: Tensor, ways: int, remaining: bool) -> "Labelling":
         pile = features.shape[1] - labels.shape[1]
         rounds = pile if remaining else max(1, pile // (self.moved * ways))
         factor = propagator(features, self.neighbours, self.alpha)
@@ -316,7 +314,5 @@ class CleanedQueries:
 
 
 METHODS = (
-    MethodSpec(
-        "ilpc", "iLPC", LabelCleaning(), "algorithm-1", rank=24, joint=False, balanced=True
-    ),
+    MethodSpec("ilpc", "iLPC", LabelCleaning(), "algorithm-1", rank=24, joint=False, balanced=True),
 )

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from fewgraft.methods.base import Method, MethodSpec, NovelWeights, Search, Task
 from fewgraft.methods.transductive.power import Negatives, power_transform
+from fewgraft.methods.transductive.spans import principal_axes
 from fewgraft.methods.transductive.transport import (
     LEAST,
     Centres,
@@ -95,20 +96,6 @@ class PrototypePropagation(Method):
         laplacian = torch.eye(own.shape[1], dtype=own.dtype, device=own.device) - passed
         spread = shared @ torch.linalg.solve(own + self.gamma * laplacian, own)
         return scaled(spread.clamp(min=0), equal_shares(shared), LABEL_TOLERANCE, fixed=members)
-
-
-def principal_axes(features: Tensor, count: int) -> Tensor:
-    """The first right singular vectors of features [E, n, d] → [E, d, count].
-
-    From the smaller of both Gram matrices; an axis along which there is nothing is 0.
-    """
-    _, n, d = features.shape
-    if n >= d:
-        return torch.linalg.eigh(features.transpose(1, 2) @ features)[1][..., -count:]
-    squares, vectors = torch.linalg.eigh(features @ features.transpose(1, 2))
-    squares, vectors = squares[:, None, -count:], vectors[..., -count:]
-    scale = squares.clamp(min=LEAST).rsqrt().where(squares > 1e-12 * squares.amax(), 0.0)
-    return features.transpose(1, 2) @ vectors * scale
 
 
 METHODS = (

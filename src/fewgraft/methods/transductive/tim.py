@@ -89,7 +89,9 @@ class InformationMaximisation(Method):
 
     def gradient(self, given: Evidence, weights: Tensor) -> Tensor:
         """Of each episode's loss by its W [E, N, d]."""
-        by_logits = self.by_logits(given, distance_logits(given.features, weights, self.temperature))
+        by_logits = self.by_logits(
+            given, distance_logits(given.features, weights, self.temperature)
+        )
         pull = class_sums(by_logits, given.features)
         return self.temperature * (pull - by_logits.sum(1)[..., None] * weights)
 
