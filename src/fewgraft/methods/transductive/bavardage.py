@@ -49,7 +49,7 @@ class VariationalMixture(Method):
     start_temperature: float = 10.0  # of soft k-means
     balanced: bool = False
 
-    def fit(self, task: Task) -> "Mixture | NovelWeights":
+    def fit(self, task: Task) -> "PlacedMixture | NovelWeights":
         """An empty unlabelled set leaves the prototypes."""
         if task.unlabelled.shape[1] == 0:
             return NovelWeights(prototypes(task.support, task.labels, task.ways), task.gamma)

@@ -8,7 +8,7 @@ made directions again. Then, with B the part of U that has no label yet:
    directions, A = D^−½ W D^−½, and Y the labels so far.
 2. P = transport of (Z / Σ Z)^T: rows sum to 1, each class gets the same share of B. A picture's
    guess is its largest entry.
-3. A linear classifier is trained on labels and guesses for 1000 steps of descent. ℓ_i is the mean of
+3. A linear classifier learns labels and guesses in 1000 steps of descent. ℓ_i is the mean of
    picture i's loss over the steps: a wrong guess is learnt late.
 4. The 3 pictures of each class with the lowest ℓ leave B with their guess as their label.
 
@@ -90,7 +90,7 @@ class LabelCleaning(Method):
         `remaining`: a class gets what is left of its share, and rounds go on until B is empty.
         """
         some = max(1, AT_A_TIME // features.shape[1] ** 2)
-        parts = zip(features.split(some), labels.split(some), strict=True)
+        parts = zip(torch.split(features, some), torch.split(labels, some), strict=True)
         return joined([self._cleaned(f, y, ways, remaining) for f, y in parts])
 
     def _cleaned(self, features: Tensor, labels: Tensor, ways: int, remaining: bool) -> "Labelling":
@@ -219,7 +219,8 @@ def propagator(features: Tensor, neighbours: int, alpha: float) -> Tensor:
     scale = degree.where(degree > 0, 1.0).rsqrt()
     system = -alpha * scale[:, :, None] * edges * scale[:, None, :]
     system.diagonal(0, 1, 2).add_(1.0)
-    return torch.linalg.cholesky(system)
+    factor: Tensor = torch.linalg.cholesky(system)
+    return factor
 
 
 def normalised(scores: Tensor) -> Tensor:

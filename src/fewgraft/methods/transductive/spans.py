@@ -12,11 +12,13 @@ def principal_axes(features: Tensor, count: int) -> Tensor:
     There are as many as n and d allow. A vector along which there is nothing is 0.
     """
     if features.shape[1] >= features.shape[2]:
-        return torch.linalg.eigh(features.transpose(1, 2) @ features)[1][..., -count:]
+        axes: Tensor = torch.linalg.eigh(features.transpose(1, 2) @ features)[1]
+        return axes[..., -count:]
     squares, vectors = torch.linalg.eigh(features @ features.transpose(1, 2))
     squares, vectors = squares[:, None, -count:], vectors[..., -count:]
     there = squares > FLAT * squares.amax(2, keepdim=True)
-    return features.transpose(1, 2) @ vectors * squares.where(there, 1.0).rsqrt() * there
+    found: Tensor = features.transpose(1, 2) @ vectors * squares.where(there, 1.0).rsqrt() * there
+    return found
 
 
 def spanning(features: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""TIM: class weights that make U decided picture by picture, and spread over the classes as a whole.
+"""TIM: class weights by which every picture of U is decided, and U as a whole is spread.
 
 Boudiaf, Masud, Rony, Dolz, Piantanida, Ben Ayed, "Transductive information maximization for
 few-shot learning", NeurIPS 2020. On directions x, with logits −(τ/2)‖x − w_c‖² and p their softmax,
@@ -74,7 +74,7 @@ class InformationMaximisation(Method):
         features = directions(torch.cat([task.support, task.unlabelled], 1))
         members = members_of(task.labels, task.ways, features.dtype)
         some = max(1, AT_A_TIME // features[0].numel())
-        parts = zip(features.split(some), members.split(some), strict=True)
+        parts = zip(torch.split(features, some), torch.split(members, some), strict=True)
         weights = [self.weights(Evidence(f.contiguous(), m)) for f, m in parts]
         return DistanceWeights(torch.cat(weights).to(features.dtype), self.temperature)
 

@@ -1,9 +1,9 @@
-"""Optimal transport with an entropy term: every picture goes to classes, every class gets its share.
+"""Optimal transport with an entropy term: pictures go to classes, and each class gets its share.
 
-Cuturi, "Sinkhorn distances", NIPS 2013. Rows of a positive matrix are scaled to sum to 1 and columns
-to their shares, in turn, until the rows hardly move. In double precision, from logarithms whose
-largest entry in every row and column is 0 or more, so that nothing is divided by 0. Each episode
-stops by itself: its numbers do not depend on which episodes are computed beside it.
+Cuturi, "Sinkhorn distances", NIPS 2013. Rows of a positive matrix are scaled to sum to 1 and
+columns to their shares, in turn, until the rows hardly move. In double precision, from logarithms
+whose largest entry in every row and column is 0 or more, so that nothing is divided by 0. Each
+episode stops by itself: its numbers do not depend on which episodes are computed beside it.
 """
 
 from collections.abc import Callable
