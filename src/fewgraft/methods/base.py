@@ -216,6 +216,7 @@ class MethodSpec:
         rank: Place in tables.
         joint: Whether it can tell base and novel classes apart.
         regular: Whether it makes sense where there are no base classes.
+        balanced: Whether it assumes equally many unlabelled pictures per class.
         remark: What a reader must know beside its figures; a footnote of tables.
     """
 
@@ -226,6 +227,7 @@ class MethodSpec:
     rank: int
     joint: bool = True
     regular: bool = True
+    balanced: bool = False
     remark: str = ""
 
 

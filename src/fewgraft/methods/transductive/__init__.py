@@ -1,0 +1,1 @@
+"""Rivals that answer with the help of unlabelled pictures, one file per paper."""
