@@ -43,6 +43,8 @@ class Task:
         gamma: γ.
         numbers: Which episode each is [E]; all that is random depends on it alone.
         pictures: For methods that move the network.
+        base_mean: Mean feature of the base training pictures [d], for methods that centre with it;
+            where it is not given, they take the mean of support and U.
 
     Example:
         >>> import torch
@@ -71,6 +73,7 @@ class Task:
     gamma: float
     numbers: Tensor
     pictures: "TaskPictures | None" = None
+    base_mean: Tensor | None = None
 
     def __len__(self) -> int:
         """How many episodes there are."""
@@ -196,6 +199,7 @@ class MethodSpec:
         rank: Place in tables.
         joint: Whether it can tell base and novel classes apart.
         regular: Whether it makes sense where there are no base classes.
+        balanced: Whether it assumes equally many unlabelled pictures per class.
     """
 
     name: str
@@ -205,6 +209,7 @@ class MethodSpec:
     rank: int
     joint: bool = True
     regular: bool = True
+    balanced: bool = False
 
 
 @dataclass(frozen=True)
