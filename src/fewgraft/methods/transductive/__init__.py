@@ -1,1 +1,1 @@
-"""Rivals that answer with the help of unlabelled pictures, one file per paper."""
+"""Transductive and semi-supervised methods on fixed features, one file per paper."""
