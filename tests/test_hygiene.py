@@ -23,6 +23,7 @@ from fewgraft.cli import main
 from fewgraft.data.parts import Part
 from fewgraft.data.store import ImageStore
 from fewgraft.methods.distilled_adaptation import DistilledAdaptation
+from fewgraft.model import load_model
 
 
 @pytest.fixture(scope="module")
@@ -207,3 +208,27 @@ def test_the_command_the_report_and_lesson_json_say_it(
         [note] = [note for note in notes if note.startswith(start)]
         assert f"note: {note}" in said
         assert note in report
+
+
+def test_copies_among_base_photos_count_once(
+    icons: ImageStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under another name as well; the classifier is the one without them, and a line says so."""
+    for name in icons.base_classes[:6]:
+        (tmp_path / "old" / name).mkdir(parents=True)
+        for number, pixels in enumerate(pictures(icons, name, Part.BASE_VAL)[:4]):
+            Image.fromarray(pixels[:, :, 0]).save(tmp_path / "old" / name / f"{number}.png")
+    backbone = Path(fewgraft.__file__).parent / "zoo_models" / "icons" / "pre-trained"
+    command = ["base", str(tmp_path / "old"), "--backbone", str(backbone), "--out"]
+    assert main([*command, str(tmp_path / "once")]) == 0
+    assert "note" not in capsys.readouterr().out
+    first = tmp_path / "old" / icons.base_classes[0] / "0.png"
+    for number in range(2):
+        first.with_name(f"renamed {number}.png").write_bytes(first.read_bytes())
+    assert main([*command, str(tmp_path / "twice")]) == 0
+    said = capsys.readouterr().out
+    assert "note: 2 photos are copies of another: not counted again" in said
+    assert "6 classes from 24 photos" in said
+    once, twice = (load_model(tmp_path / name) for name in ("once", "twice"))
+    assert once.card == twice.card
+    torch.testing.assert_close(once.state_dict(), twice.state_dict())
