@@ -113,7 +113,7 @@ def gathered(features: SplitFeatures, shots: int, count: int) -> list[Chunk]:
     chunks = []
     for start in range(0, count, REGULAR_CHUNK):
         rows = slice(start, start + REGULAR_CHUNK)
-        task = features.task(episodes, rows, pictures=False)
+        task = features.task(episodes, rows)
         queries = features.queries(episodes, rows, task)
         chunks.append(Chunk(task, queries, answers.query_labels[rows]))
     return chunks

@@ -315,7 +315,7 @@ def _read_checkpoint(folder: Path) -> None:
     model, optimiser = _checkpoint_parts()
     path = folder / "p.checkpoint"
     progress, best = load_checkpoint(path, "run", model, optimiser)
-    check_best(path, progress, best, model)
+    check_best(path, progress, best, model.state_dict())
 
 
 def _make_log(folder: Path) -> None:

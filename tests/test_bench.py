@@ -406,7 +406,7 @@ def test_features_are_directions_from_the_door_on(icons: ImageStore) -> None:
     features = SplitFeatures(shipped_model("icons", "pre-trained"), icons)
     settings = EpisodeSettings.paper("s2i", 1)
     episodes, _ = sample_episodes(Pools.of(icons), settings, 2)
-    task = features.task(episodes, slice(0, 2), pictures=True)
+    task = features.task(episodes, slice(0, 2), method_spec("proposed").method)
     queries = features.queries(episodes, slice(0, 2))
     assert task.pictures is not None
     with torch.no_grad():
@@ -431,7 +431,7 @@ def test_queries_that_are_the_unlabelled_set_are_gathered_once(
     features = SplitFeatures(shipped_model("icons", "pre-trained"), icons)
     episodes, _ = sample_episodes(Pools.of(icons), EpisodeSettings.paper(setting, 1), 4)
     rows = slice(1, 3)
-    task = features.task(episodes, rows, pictures=False)
+    task = features.task(episodes, rows)
     alone, beside = features.queries(episodes, rows), features.queries(episodes, rows, task)
     for one, other in zip(vars(alone).values(), vars(beside).values(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)

@@ -240,7 +240,7 @@ def test_a_view_holds_what_the_method_answers_with(bench: Bench) -> None:
     shown = choose(bench, job, 2)
     seen = feature_space(bench, job, 2, shown)
     opened, (episodes, _) = bench.split_features(job), bench.episodes(job)
-    solution = job.configured.fit(opened.task(episodes, slice(0, FEW), pictures=False))
+    solution = job.configured.fit(opened.task(episodes, slice(0, FEW)))
     expected = normalize(solution.novel[2], dim=-1)  # type: ignore[attr-defined]
     torch.testing.assert_close(seen.weights[5:], expected)
     torch.testing.assert_close(

@@ -113,7 +113,8 @@ class Answered:
 def answered(row: Row, bench: Bench) -> Answered:
     """The row's answers, computed again."""
     job = job_of(row)
-    if bench.split_features(job).weights_hash != row.weights:
+    now = (bench.split_features(job).weights_hash, bench.learnt(job))
+    if now != (row.weights, row.learnt):
         raise FewgraftError(f"{row.models}/{row.stage} is another model than at the time")
     episodes, answers = bench.episodes(job)
     logits = torch.cat([bench.logits(job, slice(c.start, c.stop)) for c in job.chunks])
@@ -174,7 +175,7 @@ def made_of(row: Row, number: int, bench: Bench) -> Iterator[MadeOf]:
     if not number < len(episodes):
         raise FewgraftError(f"there is no episode {number} among the {len(episodes)} of the rows")
     rows = slice(number, number + 1)
-    weights = unlabelled_weights(method, features.task(episodes, rows, pictures=False))[0]  # [U, N]
+    weights = unlabelled_weights(method, features.task(episodes, rows))[0]  # [U, N]
     labels = answers.unlabelled_labels[number]
     truth = features.store.labels[episodes.unlabelled[number].numpy()]
     for way, label in enumerate(episodes.classes[number].tolist()):

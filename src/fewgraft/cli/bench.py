@@ -1,7 +1,7 @@
 """`fewgraft bench`: evaluate methods on frozen episodes, and look at the results."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +20,9 @@ from fewgraft.cli.bench_options import (
 )
 from fewgraft.cli.tool import DeviceOption
 from fewgraft.errors import FewgraftError, writing
+
+if TYPE_CHECKING:
+    from fewgraft.bench.runner import Job
 
 app = typer.Typer(
     help="Evaluate methods on frozen episodes, and look at the results.", no_args_is_help=True
@@ -96,6 +99,8 @@ def run(
         split,
         seed,
     )
+    if methods == "all":
+        wanted = _with_pieces(wanted)
     if not wanted:
         raise FewgraftError("none of these methods fits any of these settings")
     folder = out or Path("results") / loaded.name
@@ -110,6 +115,19 @@ def run(
                 f"Acc {row.interval('acc')}  {row.seconds:7.1f} s{'' if computed else '  (there)'}"
             )
     typer.echo(f"{done} rows computed, {len(wanted) - done} were there: {folder}/results.jsonl")
+
+
+def _with_pieces(jobs: "list[Job]") -> "list[Job]":
+    """The jobs whose methods have learnt what they need; the others are named."""
+    from fewgraft.pieces import has_pieces
+
+    ready = [
+        has_pieces(job.models, job.configured.pieces, job.episode_settings.shots) for job in jobs
+    ]
+    missing = {job.configured.pieces for job, there in zip(jobs, ready, strict=True) if not there}
+    for name in sorted(missing):
+        typer.echo(f"left out: {name}; `fewgraft train RECIPE --only {name}` first", err=True)
+    return [job for job, there in zip(jobs, ready, strict=True) if there]
 
 
 @app.command()
