@@ -79,7 +79,7 @@ SCORES: dict[str, Callable[[Known], Tensor]] = {
     "relative Mahalanobis": lambda known: known.overall - known.within.amin(-1),
     "best less second cosine": lambda known: -known.cosines.topk(2).values.diff(dim=-1)[:, 0],
     **{f"energy, γ = {gamma:.0f}": energy(gamma) for gamma in GAMMAS},
-    **{f"{k}th nearest class mean": nearest(k) for k in NEIGHBOURS},
+    **{f"cosine to class mean {k}": nearest(k) for k in NEIGHBOURS},
 }
 
 
@@ -93,7 +93,8 @@ def compare(photos: PhotoSet, draws: int) -> None:
         )
         known = known_of(base, torch.from_numpy(labels), len(names), torch.cat([old, foreign]))
         for name, score in SCORES.items():
-            found[name].append(auroc(*score(known).split([len(old), len(foreign)])))
+            scores = score(known)
+            found[name].append(auroc(scores[: len(old)], scores[len(old) :]))
     print(f"\n{photos.name}, {draws} draws\n\n| score | AUROC | difference |\n|---|---:|---:|")
     ours = np.array(next(iter(found.values())))
     for name, each in found.items():
