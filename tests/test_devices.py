@@ -207,3 +207,16 @@ def test_commands_refuse_a_device_that_is_not_here(command: str, tmp_path: Path)
     result = CliRunner().invoke(app, [*command.split(), *words, "--device", "gpu"])
     assert isinstance(result.exception, FewgraftError)
     assert result.exception.problem == "there is no device 'gpu' here"
+
+
+def test_small_sums_have_one_thread_and_the_others_come_back() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with devices.threads_for(devices.WORTH_THREADS):
+            assert torch.get_num_threads() == 2
+        with devices.threads_for(devices.WORTH_THREADS - 1):
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
