@@ -18,7 +18,6 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "methods.md"
 # Authors, "Title", VENUE YEAR, as every file of a paper cites it.
 CITED = re.compile(r'([A-Z][^".]*(?:et al\.)?), "([^"]+)",\s+([A-Z][A-Za-z ]*?)\s+((?:19|20)\d\d)')
-THE_PAPER = re.compile(r"S²I-FSL paper \(BMVC 2021\)")
 OPENING = """\
 # Methods
 
@@ -66,7 +65,7 @@ def _line(spec: MethodSpec) -> str:
     settings = ", ".join(name for name in SETTINGS if makes_sense(spec, name))
     cells = [
         f"{spec.title}<br>`{spec.name}`",
-        _paper(" ".join((module.__doc__ or "").split())),
+        _paper(spec, " ".join((module.__doc__ or "").split())),
         settings,
         _learns(spec),
         _assumes(spec),
@@ -75,12 +74,15 @@ def _line(spec: MethodSpec) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _paper(docstring: str) -> str:
+def _paper(spec: MethodSpec, docstring: str) -> str:
+    if "(ours)" in spec.title:
+        return "this project"
+    if spec.stage == "algorithm-2":  # which is the paper's, whatever runs on its features
+        return "the S²I-FSL paper, BMVC 2021"
     cited = CITED.search(docstring)
-    if cited:
-        authors, title, venue, year = cited.groups()
-        return f'{authors}, "{title}", {venue} {year}'
-    return "the S²I-FSL paper, BMVC 2021" if THE_PAPER.search(docstring) else "this project"
+    assert cited, f"{spec.name} cites no paper"
+    authors, title, venue, year = cited.groups()
+    return f'{authors}, "{title}", {venue} {year}'
 
 
 def _learns(spec: MethodSpec) -> str:
