@@ -44,7 +44,7 @@ class RanPAC(Method):
     def fit(self, task: Task) -> "RidgeScores":
         """In double precision: G of fewer pictures than projections is singular."""
         assert task.base_features is not None
-        base = task.base_features[: len(task.weights)]
+        base = task.base_features
         projection = _projection(base.shape[-1], self.projections).to(base.device)
         hidden = _hidden(base, projection)  # [N_b, m, M]
         moments = torch.einsum("kmi,kmj->ij", hidden, hidden)
@@ -54,7 +54,8 @@ class RanPAC(Method):
         weights = base.shape[1] / members.sum(1, keepdim=True)  # of the supports of a class
         targets = members * weights.sqrt()  # [E, S, N]
         support = targets.sum(-1, keepdim=True) * _hidden(task.support, projection)
-        return RidgeScores(task, projection, factor, hidden.sum(1), support, targets)
+        of_base = hidden.sum(1)[: len(task.weights)]  # none where the setting has none
+        return RidgeScores(task, projection, factor, of_base, support, targets)
 
 
 @dataclass(frozen=True)
