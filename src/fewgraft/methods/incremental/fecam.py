@@ -92,7 +92,7 @@ def rooted(features: Tensor) -> Tensor:
 def _solved(factor: Tensor, apart: Tensor) -> Tensor:
     """L⁻¹ of vectors [..., d]."""
     flat = apart.flatten(0, -2)
-    found = torch.linalg.solve_triangular(factor.T, flat, upper=True, left=False)
+    found: Tensor = torch.linalg.solve_triangular(factor.T, flat, upper=True, left=False)
     return found.view(apart.shape)
 
 

@@ -87,7 +87,7 @@ class RidgeScores:
     def _whitened(self, rows: Tensor) -> Tensor:
         """L⁻¹h of rows [..., M]."""
         flat = rows.flatten(0, -2)
-        found = torch.linalg.solve_triangular(self.factor.T, flat, upper=True, left=False)
+        found: Tensor = torch.linalg.solve_triangular(self.factor.T, flat, upper=True, left=False)
         return found.view(rows.shape)
 
 
@@ -95,7 +95,8 @@ def _projection(features: int, projections: int) -> Tensor:
     """P [d, M] in double precision, the same on all machines and in all episodes."""
     words = KeyStream(SEED, features).keys(features * projections)
     uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) / 2**53
-    return torch.special.ndtri(torch.from_numpy(uniform)).view(features, projections)
+    normal: Tensor = torch.special.ndtri(torch.from_numpy(uniform))
+    return normal.view(features, projections)
 
 
 def _hidden(features: Tensor, projection: Tensor) -> Tensor:
