@@ -35,15 +35,15 @@ class FeCAM(Method):
     def fit(self, task: Task) -> "ClassDistances":
         """Means and covariances, in double precision: those of few pictures are nearly singular."""
         assert task.base_features is not None
-        base = rooted(task.base_features)[: len(task.weights)]
+        base, present = rooted(task.base_features), len(task.weights)  # 0: novel classes only
         novel = prototypes(rooted(task.support), task.labels, task.ways)
         means = base.mean(1)
         residuals = base - means[:, None]
         covariances = residuals.transpose(1, 2) @ residuals / max(1, base.shape[1] - 1)
         return ClassDistances(
             task,
-            directions(means),
-            self._factors(covariances),
+            directions(means[:present]),
+            self._factors(covariances[:present]),
             novel,
             self._factors(covariances.mean(0)),
         )
@@ -92,7 +92,7 @@ def rooted(features: Tensor) -> Tensor:
 def _solved(factor: Tensor, apart: Tensor) -> Tensor:
     """L⁻¹ of vectors [..., d]."""
     flat = apart.flatten(0, -2)
-    found = torch.linalg.solve_triangular(factor.T, flat, upper=True, left=False)
+    found: Tensor = torch.linalg.solve_triangular(factor.T, flat, upper=True, left=False)
     return found.view(apart.shape)
 
 

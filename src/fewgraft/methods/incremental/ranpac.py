@@ -44,7 +44,7 @@ class RanPAC(Method):
     def fit(self, task: Task) -> "RidgeScores":
         """In double precision: G of fewer pictures than projections is singular."""
         assert task.base_features is not None
-        base = task.base_features[: len(task.weights)]
+        base = task.base_features
         projection = _projection(base.shape[-1], self.projections).to(base.device)
         hidden = _hidden(base, projection)  # [N_b, m, M]
         moments = torch.einsum("kmi,kmj->ij", hidden, hidden)
@@ -54,7 +54,8 @@ class RanPAC(Method):
         weights = base.shape[1] / members.sum(1, keepdim=True)  # of the supports of a class
         targets = members * weights.sqrt()  # [E, S, N]
         support = targets.sum(-1, keepdim=True) * _hidden(task.support, projection)
-        return RidgeScores(task, projection, factor, hidden.sum(1), support, targets)
+        of_base = hidden.sum(1)[: len(task.weights)]  # none where the setting has none
+        return RidgeScores(task, projection, factor, of_base, support, targets)
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class RidgeScores:
     def _whitened(self, rows: Tensor) -> Tensor:
         """L⁻¹h of rows [..., M]."""
         flat = rows.flatten(0, -2)
-        found = torch.linalg.solve_triangular(self.factor.T, flat, upper=True, left=False)
+        found: Tensor = torch.linalg.solve_triangular(self.factor.T, flat, upper=True, left=False)
         return found.view(rows.shape)
 
 
@@ -94,7 +95,8 @@ def _projection(features: int, projections: int) -> Tensor:
     """P [d, M] in double precision, the same on all machines and in all episodes."""
     words = KeyStream(SEED, features).keys(features * projections)
     uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) / 2**53
-    return torch.special.ndtri(torch.from_numpy(uniform)).view(features, projections)
+    normal: Tensor = torch.special.ndtri(torch.from_numpy(uniform))
+    return normal.view(features, projections)
 
 
 def _hidden(features: Tensor, projection: Tensor) -> Tensor:
