@@ -31,6 +31,7 @@ from fewgraft.feature_bank import FeatureBank
 from fewgraft.methods import methods
 from fewgraft.methods.base import Method
 from fewgraft.methods.distilled_adaptation import DistilledAdaptation
+from fewgraft.methods.trained import TrainedMethod
 from fewgraft.model import CosineModel, new_model
 from fewgraft.network import Network
 from fewgraft.split_features import EpisodeFeatures
@@ -59,7 +60,13 @@ def elsewhere(icons: ImageStore) -> EpisodeFeatures:
     def network() -> Network:
         return Network(model(icons), icons.pictures[:PICTURES])
 
-    return EpisodeFeatures(lambda: bank, torch.randn(BASE, D, device=META), 20.0, network)
+    def learnt(method: Method, shots: int) -> dict[str, torch.Tensor]:
+        assert isinstance(method, TrainedMethod)
+        made = method.initial(torch.randn(BASE, D), 20.0, shots, torch.Generator())
+        return {name: tensor.to(META) for name, tensor in made.items()}
+
+    weights, of_base = torch.randn(BASE, D, device=META), torch.randn(BASE, 5, D, device=META)
+    return EpisodeFeatures(lambda: bank, weights, 20.0, network, lambda: of_base, learnt)
 
 
 def model(icons: ImageStore) -> CosineModel:

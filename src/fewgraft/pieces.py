@@ -37,7 +37,7 @@ class PiecesCard(BaseModel):
     stage: str  # of the model
     weights: str  # hash of the model
     data: str  # name and content hash of what it was learnt on
-    settings: dict[str, Any]  # the recipe's section, and where fake-novel classes come from
+    settings: dict[str, Any]  # the recipe's section, and its seed
     metrics: dict[str, float]
 
 
@@ -97,20 +97,36 @@ def load_pieces(models: Path, method: str, shots: int) -> Pieces:
     return Pieces(card, tensors)
 
 
+def check_shapes(pieces: Pieces, wanted: Mapping[str, Tensor]) -> None:
+    """Pieces are those that the method has on this model, no more and no fewer."""
+    found = {name: list(tensor.shape) for name, tensor in pieces.tensors.items()}
+    for name in {**wanted, **found}:
+        shape = list(wanted[name].shape) if name in wanted else None
+        if found.get(name) != shape:
+            raise FewgraftError(
+                f"the pieces of '{pieces.card.method}' do not fit: '{name}' is {found.get(name)}, "
+                f"not {shape}",
+                _again(pieces.card.method),
+            )
+
+
+def _again(method: str) -> str:
+    return f"Learn them anew: `fewgraft train RECIPE --only {method} --out FOLDER`."
+
+
 def check_pieces(pieces: Pieces, hyper: Mapping[str, Any], weights: str) -> None:
     """Pieces belong to one model, and to the hyper-parameters they were learnt with."""
     card = pieces.card
-    again = f"Learn them anew: `fewgraft train RECIPE --only {card.method} --out FOLDER`."
     if card.weights != weights:
         raise FewgraftError(
             f"the pieces of '{card.method}' were learnt on another model ({card.stage}, "
             f"{card.weights}), not on this one ({weights})",
-            again,
+            _again(card.method),
         )
     if changed := [k for k in {**card.hyper, **hyper} if card.hyper.get(k) != hyper.get(k)]:
         name = changed[0]
         raise FewgraftError(
             f"the pieces of '{card.method}' were learnt with {name} = {card.hyper.get(name)}, not "
             f"{hyper.get(name)}",
-            again,
+            _again(card.method),
         )

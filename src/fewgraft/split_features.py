@@ -21,10 +21,11 @@ from fewgraft.episodes import Episodes, EpisodeSettings, Pools, QueryLabels, sam
 from fewgraft.errors import FewgraftError
 from fewgraft.feature_bank import FeatureBank, feature_bank
 from fewgraft.methods.base import LearntTensors, Method, Queries, Task, TaskPictures
+from fewgraft.methods.trained import TrainedMethod
 from fewgraft.metrics import Scores, join_scores, score
 from fewgraft.model import CosineModel, weights_hash
 from fewgraft.network import Network
-from fewgraft.pieces import Pieces, check_pieces, load_pieces
+from fewgraft.pieces import Pieces, check_pieces, check_shapes, load_pieces
 from fewgraft.prototypes import direction_logits
 
 # Episodes at a time; part of the numbers to the last bit. Without base classes episodes are small.
@@ -199,12 +200,18 @@ class SplitFeatures(EpisodeFeatures):
                     "Give the folder of a training run instead of a model.",
                 )
             found = load_pieces(self._models, *key)
+            check_shapes(found, self._initial(method, shots))
             device = self.weights.device
             tensors = {name: tensor.to(device) for name, tensor in found.tensors.items()}
             self._pieces[key] = dataclasses.replace(found, tensors=tensors)
         hyper = dataclasses.asdict(method)  # type: ignore[call-overload]
         check_pieces(self._pieces[key], hyper, self.weights_hash)
         return self._pieces[key]
+
+    def _initial(self, method: Method, shots: int) -> LearntTensors:
+        """What pieces look like."""
+        assert isinstance(method, TrainedMethod)
+        return method.initial(self.weights.cpu(), self.gamma, shots, torch.Generator())
 
     def _pictures(self) -> Indices:
         kinds = ("base", "novel")

@@ -15,10 +15,11 @@ from fewgraft.data.store import ImageStore
 from fewgraft.draws import Indices, KeyStream
 from fewgraft.episodes import EpisodeSettings
 from fewgraft.errors import FewgraftError
-from fewgraft.methods.base import LearntTensors, Method
+from fewgraft.methods.base import LearntTensors, Method, Queries
 from fewgraft.methods.trained import TrainedMethod
 from fewgraft.model import CosineModel, weights_hash
 from fewgraft.pieces import Pieces, PiecesCard
+from fewgraft.prototypes import direction_logits, directions
 from fewgraft.split_features import FindPieces, SplitFeatures
 from fewgraft.training.checkpoint import Progress
 from fewgraft.training.fake_novel import FakeNovel, episode_numbers
@@ -27,7 +28,7 @@ from fewgraft.training.recipe import Learning, Recipe, tuned_method
 from fewgraft.training.record import data_name
 from fewgraft.training.validation import Validator
 
-MOST = 60  # pictures per class: enough for a small generator, and features cost minutes
+MOST = 100  # pictures per class: enough for a small generator, and features cost minutes
 
 
 class LearnPieces(Phase):
@@ -43,12 +44,12 @@ class LearnPieces(Phase):
         root: Path | None = None,
     ) -> None:
         self.model = model.eval()
-        self._store, self._recipe, self._seed = store, recipe, recipe.seed
+        self._store, self._seed = store, recipe.seed
         self._method = trained_method(recipe, method, shots)
         self._config = learning_of(recipe, self._method.pieces)
         self.name = f"{self._method.pieces}-{shots}-shot"
         self._shots = shots
-        self._fake_novel = FakeNovel(store, recipe.metatraining.novel, MOST)
+        self._fake_novel = FakeNovel(store, self._config.novel, MOST)
         self._settings = _settings(self._config, shots, recipe.seed)
         self._train = _TrainFeatures(model, store, root, self._learnt, self._fake_novel)
         self._val = SplitFeatures(model, store, "val", root, learnt=self._learnt)
@@ -78,14 +79,25 @@ class LearnPieces(Phase):
         episodes, answers = self._fake_novel.sample(self._settings, numbers)
         everything, device = slice(None), self.model.weight.device
         absent = self._fake_novel.absent(episodes)
-        task = self._train.task(episodes, everything, self._method)
-        task = dataclasses.replace(task, absent=None if absent is None else absent.to(device))
-        queries = self._train.queries(episodes, everything)
-        queries = dataclasses.replace(queries, base_logits=task.strike(queries.base_logits))
         rng = torch.Generator().manual_seed(int(KeyStream(self._seed, numbers[0]).keys(1)[0] >> 1))
-        labels = answers.to(device)
+        task = self._train.task(episodes, everything, self._method)
+        task = dataclasses.replace(
+            task,
+            support=self._dropped(task.support, rng),
+            absent=None if absent is None else absent.to(device),
+        )
+        query = self._dropped(self._train.queries(episodes, everything).features, rng)
+        base_logits = direction_logits(query, self._train.weights, self._train.gamma)
+        queries, labels = Queries(query, task.strike(base_logits)), answers.to(device)
         loss, logits = self._method.loss(task, queries, labels, rng)
         return loss, (logits.detach().argmax(-1) == labels).float().mean().item()
+
+    def _dropped(self, features: Tensor, rng: torch.Generator) -> Tensor:
+        """Directions [E, n, d] without some of their entries."""
+        if not self._config.dropout:
+            return features
+        kept = torch.rand(features.shape, generator=rng) >= self._config.dropout
+        return directions(features * kept.to(features.device))
 
     @torch.inference_mode()
     def validate(self) -> dict[str, float]:
@@ -110,11 +122,7 @@ class LearnPieces(Phase):
             stage=self.model.card.stage,
             weights=weights_hash(self.model),
             data=data_name(self._store),
-            settings={
-                **self._config.model_dump(mode="json"),
-                "novel": self._recipe.metatraining.novel,
-                "seed": self._seed,
-            },
+            settings={**self._config.model_dump(mode="json"), "seed": self._seed},
             metrics={f"val_{name}": value for name, value in best.items()},
         )
         return Pieces(card, self.result())

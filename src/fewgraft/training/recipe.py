@@ -114,10 +114,7 @@ class Metatraining(_Section):
 
 
 class Learning(_Section):
-    """What one method learns on features of the frozen network: pieces per number of shots.
-
-    Fake-novel classes come from where those of meta-training come from (`metatraining.novel`).
-    """
+    """What one method learns on features of the frozen network: pieces per number of shots."""
 
     steps: Steps
     episodes: int = Field(default=8, ge=1, le=1024)  # a step
@@ -126,6 +123,12 @@ class Learning(_Section):
     ways: int = Field(default=5, ge=1, le=MOST)
     queries: int = Field(default=5, ge=1, le=MOST)  # of each novel class
     base_queries: int = Field(default=25, ge=0, le=MOST)
+    # As for meta-training. A frozen network forgets nothing of base classes, so that they serve as
+    # fake-novel ones; on validation episodes better than rotated ones do.
+    novel: Literal["data", "rotated"] = "data"
+    # Share of the entries of every feature that are dropped: pictures that the network was trained
+    # on lie closer together than new ones do.
+    dropout: float = Field(default=0.0, ge=0, lt=1)
     validate_every: int = Field(default=500, ge=1)
 
 
@@ -211,7 +214,7 @@ def load_recipe(path_or_name: str, changes: dict[str, str] | None = None) -> Rec
 def learning_hash(recipe: Recipe, name: str, shots: int) -> str:
     """A short name for exactly the training of a method's pieces."""
     section = recipe.learning[name].model_dump(mode="json")
-    text = json.dumps([recipe.seed, section, recipe.hyper(name, shots), recipe.metatraining.novel])
+    text = json.dumps([recipe.seed, section, recipe.hyper(name, shots)])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

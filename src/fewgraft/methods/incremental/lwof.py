@@ -66,7 +66,8 @@ class LwoF(TrainedMethod):
             for part in (task.support, recalled)
         ]
         novel = learnt["average"] * parts[0] + learnt["attention"] * parts[1]
-        return GeneratedWeights(task, learnt["weights"], novel, learnt["gamma"])
+        base = learnt["weights"][: len(task.weights)]  # none where the setting has none
+        return GeneratedWeights(task, base, novel, learnt["gamma"])
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class PowerTransport(Method):
     """The authors' values are the same for all data sets and shots."""
 
     uses_unlabelled = True
-    search: ClassVar[Search] = {"sharpness": (5.0, 10.0, 20.0), "alpha": (0.2, 0.4)}
+    search: ClassVar[Search] = {"sharpness": (5.0, 10.0, 20.0), "power": (0.5, 0.7)}
 
     steps: int = 20
     sharpness: float = 10.0  # λ
