@@ -191,9 +191,12 @@ def tune(
 def list_methods() -> None:
     """List the methods with their titles and the models whose features they use.
 
+    "Balanced" are methods that assume equally many unlabelled pictures per class.
+
     Example: fewgraft bench methods
     """
     from fewgraft.methods import methods
 
     for spec in methods().values():
-        typer.echo(f"{spec.name:<28} {spec.title} ({spec.stage})")
+        about = f"{spec.stage}, balanced" if spec.balanced else spec.stage
+        typer.echo(f"{spec.name:<28} {spec.title} ({about})")

@@ -32,9 +32,7 @@ def transport_plan(
     return scaled(kernel / kernel.sum((1, 2), keepdim=True).clamp(min=LEAST), shares, tolerance)
 
 
-def scaled(
-    matrix: Tensor, shares: Tensor, tolerance: float, fixed: Tensor | None = None
-) -> Tensor:
+def scaled(matrix: Tensor, shares: Tensor, tolerance: float, fixed: Tensor | None = None) -> Tensor:
     """A matrix [E, n, N] whose rows are scaled to sum to 1, its columns to shares [E, N], in turn.
 
     It ends once no row sum moves by more than `tolerance` from one round to the next. After each
