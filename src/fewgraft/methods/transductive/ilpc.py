@@ -49,7 +49,7 @@ class LabelCleaning(Method):
     """The authors tune k and α; these are theirs for a ResNet-12."""
 
     uses_unlabelled = True
-    search: ClassVar[Search] = {"neighbours": (8, 15, 25), "alpha": (0.5, 0.8)}
+    search: ClassVar[Search] = {"neighbours": (8, 15, 25), "power": (0.5, 0.7)}
 
     neighbours: int = 15  # k
     alpha: float = 0.8

@@ -36,7 +36,7 @@ class PowerTransport(Method):
     """The authors' values are the same for all data sets and shots."""
 
     uses_unlabelled = True
-    search: ClassVar[Search] = {"sharpness": (5.0, 10.0, 20.0), "alpha": (0.2, 0.4)}
+    search: ClassVar[Search] = {"sharpness": (5.0, 10.0, 20.0), "power": (0.5, 0.7)}
 
     steps: int = 20
     sharpness: float = 10.0  # λ
@@ -53,7 +53,7 @@ class PowerTransport(Method):
         mean = unlabelled.mean(1, keepdim=True)
         support = directions(support - support.mean(1, keepdim=True))
         own, count = support_sums(support, task.labels, task.ways)
-        found = self._moved(own, count, directions(unlabelled - mean))
+        found = self.moved(own, count, directions(unlabelled - mean))
         return Centres(
             lambda x: directions(self._powers(x) - mean), found, self.sharpness, self.together
         )
@@ -61,7 +61,7 @@ class PowerTransport(Method):
     def _powers(self, features: Tensor) -> Tensor:
         return power_transform(features.double(), self.power, self.negatives)
 
-    def _moved(self, own: Tensor, count: Tensor, unlabelled: Tensor) -> Tensor:
+    def moved(self, own: Tensor, count: Tensor, unlabelled: Tensor) -> Tensor:
         """Centres [E, N, d] from sums [E, N, d] and counts [E, N] of the support."""
         centres = own / count[..., None]
         for _ in range(self.steps):

@@ -36,21 +36,29 @@ def scaled(matrix: Tensor, shares: Tensor, tolerance: float, fixed: Tensor | Non
     """A matrix [E, n, N] whose rows are scaled to sum to 1, its columns to shares [E, N], in turn.
 
     It ends once no row sum moves by more than `tolerance` from one round to the next. After each
-    round the first rows become `fixed` [E, m, N], if that is given.
+    round the first rows become `fixed` [E, m, N], if that is given. Pictures come last in what is
+    computed: long rows are what a processor likes.
     """
-    shares, before = shares.double()[:, None], matrix.new_zeros(*matrix.shape[:2], 1)
+    fixed = matrix[:, :0] if fixed is None else fixed
+    found = matrix.transpose(1, 2).contiguous()  # [E, N, n]
+    going = torch.arange(len(found), device=found.device)  # which episodes these are
+    now, before = found.clone(), found.new_zeros(len(found), 1, found.shape[2])
+    shares, fixed = shares.double()[..., None], fixed.transpose(1, 2)
     for _ in range(MOST_ROUNDS):
-        sums = matrix.sum(2, keepdim=True)
-        moving = (sums - before).abs().amax((1, 2), keepdim=True) > tolerance
-        if not moving.any():
+        sums = now.sum(1, keepdim=True)
+        moving = (sums - before).abs().amax((1, 2)) > tolerance
+        if not moving.all():
+            found[going] = now
+            parts = (going, now, sums, shares, fixed)
+            going, now, sums, shares, fixed = (part[moving] for part in parts)
+        if len(going) == 0:
             break
-        before = torch.where(moving, sums, before)
-        found = matrix / sums.clamp(min=LEAST)
-        found *= shares / found.sum(1, keepdim=True).clamp(min=LEAST)
-        if fixed is not None:
-            found[:, : fixed.shape[1]] = fixed
-        matrix = torch.where(moving, found, matrix)
-    return matrix
+        now.div_(sums.clamp(min=LEAST))
+        now.mul_(shares / now.sum(2, keepdim=True).clamp(min=LEAST))
+        now[:, :, : fixed.shape[2]] = fixed
+        before = sums
+    found[going] = now
+    return found.transpose(1, 2)
 
 
 def _kernel(logs: Tensor, taking: Tensor | None) -> Tensor:
