@@ -154,7 +154,11 @@ def test_tpn(t: str, setting: str) -> None:
     # The authors work in single precision, where the scores of supports are off by 1.4e-5.
     expected = tensor("tpn", f"{t}_{setting}_F_support").double()
     torch.testing.assert_close(found[:n_support], expected, rtol=0, atol=2e-5 * largest)
-    classes = [task.labels[0], tensor("tpn", f"{t}_pile_labels"), tensor("tpn", f"{t}_query_labels")]
+    classes = [
+        task.labels[0],
+        tensor("tpn", f"{t}_pile_labels"),
+        tensor("tpn", f"{t}_query_labels"),
+    ]
     if setting == "trans":
         del classes[1]
     loss = cross_entropy(found, torch.cat(classes)).item()

@@ -157,7 +157,5 @@ def log_scores(scores: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 METHODS = (
-    MethodSpec(
-        "tpn", "TPN, one σ", TransductivePropagation(), "algorithm-1", rank=23, joint=False
-    ),
+    MethodSpec("tpn", "TPN, one σ", TransductivePropagation(), "algorithm-1", rank=23, joint=False),
 )
