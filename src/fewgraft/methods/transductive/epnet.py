@@ -12,9 +12,9 @@ divided by their sums: first U gets pseudo-labels, then U with them as labels gi
 
 The paper puts the queries into both graphs, so that each answer depends on the other queries:
 `together` does that. By default the graphs are of support and U alone, and a query is one more row
-of the fixed point, x̃_q = x_q + 0.5 Σ_i s_qi x̃_i and F_q = 0.2 Σ_i s_qi F_i, the others held. Where U
-is the query set, a copy of a query is that query, and without pseudo-labels (`pseudo_labels`) these
-rows are those of the paper's transductive answer. The paper trains a network through the
+of the fixed point, x̃_q = x_q + 0.5 Σ_i s_qi x̃_i and F_q = 0.2 Σ_i s_qi F_i, the others held. Where
+U is the query set, a copy of a query is that query, and without pseudo-labels (`pseudo_labels`)
+these rows are those of the paper's transductive answer. The paper trains a network through the
 propagation; here the features are as they are. It assumes no balance of classes.
 """
 
