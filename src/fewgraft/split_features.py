@@ -112,14 +112,15 @@ class EpisodeFeatures:
         task = self._plain_task(episodes, rows)
         if method is None:
             return task
-        pictures = TaskPictures if method.moves_network else None
         return dataclasses.replace(
             task,
-            pictures=pictures
-            and pictures(self.network, episodes.support[rows], episodes.unlabelled[rows]),
+            pictures=self._pictures_of(episodes, rows) if method.moves_network else None,
             learnt=self.learnt(method, episodes.settings.shots),
             base_features=self.base_features if method.uses_base_features else None,
         )
+
+    def _pictures_of(self, episodes: Episodes, rows: slice) -> TaskPictures:
+        return TaskPictures(self.network, episodes.support[rows], episodes.unlabelled[rows])
 
     def _plain_task(self, episodes: Episodes, rows: slice) -> Task:
         support, unlabelled = episodes.support[rows], episodes.unlabelled[rows]

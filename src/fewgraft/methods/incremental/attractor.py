@@ -19,7 +19,8 @@ gradient, `gradient = "exact"`, is another method.
 Kept: all of that, sizes, initial values, optimiser, dropout on p in training. On a cosine network
 h = f/‖f‖, base columns are γ w_j/‖w_j‖ without bias, and T takes γ in. Ours: attractors are learnt
 in units of γ, which are those of T; dropout is drawn once per episode, not at every evaluation of
-E; base classes that an episode does without are struck out of the attention, too.
+E; several episodes per step; base classes that an episode does without are struck out of the
+attention, too.
 """
 
 import math
