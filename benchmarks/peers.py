@@ -190,7 +190,8 @@ class CosineTIM(InformationMaximisation):
         logits = self.temperature * given.features @ unit.transpose(1, 2)
         pull = self.temperature * class_sums(self.by_logits(given, logits), given.features)
         along = (pull * unit).sum(-1, keepdim=True) * unit
-        return (pull - along) / weights.norm(dim=-1, keepdim=True)
+        lengths: Tensor = weights.norm(dim=-1, keepdim=True)
+        return (pull - along) / lengths
 
 
 def ours(method: Method, chunks: list[Chunk]) -> Tensor:

@@ -346,7 +346,8 @@ def test_points_are_gains_over_the_baseline(tmp_path: Path) -> None:
     assert (tmp_path / SCATTER).is_file()
     rows = {row.method: row for row in Results(tmp_path).rows()}
     figure = draw_scatter(Scatter.of(list(rows.values()), "s2i", 1))
-    drawn = sorted(tuple(line.get_xydata()[0]) for line in figure.axes[0].lines[2:])  # type: ignore[index]
+    points = figure.axes[0].lines[2:]  # after the axes
+    drawn = sorted((*line.get_xdata(), *line.get_ydata()) for line in points)  # type: ignore[misc]
     found = {
         name: np.array([100 * row.interval(metric).mean for metric in ("n_n", "acc")])
         for name, row in rows.items()

@@ -14,6 +14,7 @@ from fewgraft.errors import FewgraftError
 from fewgraft.methods import method_spec, methods
 from fewgraft.methods.adaptation import Adaptation
 from fewgraft.methods.base import Method, Queries, Task, TaskPictures
+from fewgraft.methods.beside_base import BesideBase
 from fewgraft.methods.label_propagation import (
     LabelPropagation,
     dense_solution,
@@ -160,12 +161,24 @@ def quick(name: str) -> Method:
     method = method_spec(name).method
     if isinstance(method, LabelPropagation):
         return method.changed(neighbours=3)
-    return method.changed(steps=3, batch=8) if method.moves_network else method
+    if isinstance(method, BesideBase):
+        return dataclasses.replace(method, inner=quick(name.removeprefix("+")))
+    fewer = {"steps": 3, "batch": 8} if method.moves_network else FEWER.get(name, {})
+    return method.changed(**fewer)
 
 
+# Steps that are enough in the small world.
+FEWER: dict[str, dict[str, object]] = {
+    "alpha-tim": {"steps": 50, "lr": 1e-3},
+    "ici": {"per_round": 50},
+    "tim-gd": {"steps": 50, "lr": 1e-3},
+}
+# What is beside base classes is the same around every method: some stand for all.
+BESIDE = ("+bavardage", "+laplacian-shot", "+soft-k-means")
 CASES = [
     pytest.param(name, n_base, id=f"{name}-{'joint' if n_base else 'regular'}")
     for name, spec in methods().items()
+    if not isinstance(spec.method, BesideBase) or name in BESIDE
     for n_base, fits in ((BASE, spec.joint), (0, spec.regular))
     if fits
 ]

@@ -2,6 +2,7 @@
 
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fewgraft.methods.base import Method, Queries, Task
-from fewgraft.methods.transductive.bd_cspn_code import RectifiedByClass, centre
+from fewgraft.methods.transductive.bd_cspn_code import NearestCentred, RectifiedByClass, centre
 from fewgraft.methods.transductive.epnet import EmbeddingPropagation
 from fewgraft.methods.transductive.ici import InstanceCredibility, credibility, principal
 from fewgraft.methods.transductive.laplacian_shot import LaplacianShot, smoothed
@@ -103,7 +104,7 @@ def test_tafssl_bkm(t: str, setting: str, centring: str, clusters: str) -> None:
 @both_settings
 def test_tafssl_basis_up_to_a_rotation(t: str, setting: str) -> None:
     task, _ = given("tafssl", t, setting)
-    centring = "apart" if setting == "trans" else "joint"
+    centring: Literal["joint", "apart"] = "apart" if setting == "trans" else "joint"
     ours = Subspace.of(task, 10, "ica", centring).basis[0]
     theirs = tensor("tafssl", f"{t}_{setting}_bkm_basis").double()
     theirs = torch.linalg.qr(theirs).Q
@@ -173,8 +174,10 @@ def test_laplacian_shot(t: str, kind: str) -> None:
     method = LaplacianShot(strength=strength, rectified=kind == "rect")
     task, _ = given(name, t, "trans")
     mean = centre(task)
-    centred = (directions(part.double() - mean) for part in (task.support, task.unlabelled))
-    placed = method.place(*centred, task.labels, WAYS)
+    support, unlabelled = (
+        directions(part.double() - mean) for part in (task.support, task.unlabelled)
+    )
+    placed = method.place(support, unlabelled, task.labels, WAYS)
     agrees(placed.distances[0], name, start + "unary", 1e-6)
     places = method.places(placed.unlabelled)
     edges = torch.zeros(75, 75).scatter_(1, places[0], 1.0)
@@ -193,6 +196,7 @@ def test_laplacian_shot(t: str, kind: str) -> None:
 def test_bd_cspn(t: str, setting: str) -> None:
     task, queries = given("bdcspn", t, setting)
     found = RectifiedByClass().fit(task)
+    assert isinstance(found, NearestCentred)
     logits = found.logits(queries)[0]
-    agrees(found.novel[0], "bdcspn", f"{t}_{setting}_prototypes", 1e-6)  # type: ignore[union-attr]
+    agrees(found.novel[0], "bdcspn", f"{t}_{setting}_prototypes", 1e-6)
     agrees((-logits).sqrt(), "bdcspn", f"{t}_{setting}_distances", 1e-6)

@@ -1,6 +1,7 @@
 """What holds for all methods of transport and information, and their parts against plain loops."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import ot
@@ -27,13 +28,13 @@ from fewgraft.methods.transductive.power import power_transform
 from fewgraft.methods.transductive.pt_map import PowerTransport
 from fewgraft.methods.transductive.spans import principal_axes
 from fewgraft.methods.transductive.tim import Evidence, GradientTIM, distance_logits
-from fewgraft.methods.transductive.transport import equal_shares, scaled, transport_plan
+from fewgraft.methods.transductive.transport import Centres, equal_shares, scaled, transport_plan
 from fewgraft.prototypes import members_of
 
 pytestmark = pytest.mark.numerical
 
 EPISODES, WAYS, WIDTH, QUERIES = 3, 4, 12, 8
-METHODS = {
+METHODS: dict[str, dict[str, Any]] = {
     "pt-map": {},
     "tim-adm": {},
     "tim-gd": {"steps": 50, "lr": 1e-3},
@@ -171,12 +172,14 @@ def test_equal_and_very_unequal_shots(name: str, labels: tuple[int, ...]) -> Non
 @pytest.mark.parametrize("value", [0.0, 1.0, -1.0])
 def test_constant_features(name: str, value: float) -> None:
     given = task()
-    flat = {
-        part: torch.full_like(getattr(given, part), value) for part in ("support", "unlabelled")
-    }
-    assert answers(chosen(name), dataclasses.replace(given, **flat)).isfinite().all()
+    flat = dataclasses.replace(
+        given,
+        support=torch.full_like(given.support, value),
+        unlabelled=torch.full_like(given.unlabelled, value),
+    )
+    assert answers(chosen(name), flat).isfinite().all()
     base = torch.full_like(pictures(0, 1), value).float().expand(-1, 5, -1)
-    everything = dataclasses.replace(given, **flat, base_features=base)
+    everything = dataclasses.replace(flat, base_features=base)
     queries = asked(torch.full_like(asked().features, value))
     assert answers(chosen(name), everything, queries).isfinite().all()
 
@@ -274,6 +277,8 @@ def test_fixed_rows_stay_and_count() -> None:
 
 def test_a_centre_that_does_not_move_is_the_mean_of_the_support() -> None:
     still, moved = PowerTransport(alpha=0.0).fit(task()), PowerTransport().fit(task())
+    assert isinstance(still, Centres)
+    assert isinstance(moved, Centres)
     placed = power_transform(task().support.double(), 0.5, "signed")
     placed = normalize(placed - placed.mean(1, keepdim=True), dim=-1)
     torch.testing.assert_close(still.centres[:, 0], placed[:, :3].mean(1))
@@ -367,7 +372,7 @@ def test_losses_are_those_of_a_linear_layer_in_training() -> None:
         losses = cross_entropy(layer(features[0]), labels, reduction="none")
         total += losses.detach()
         descent.zero_grad()
-        losses[used].mean().backward()
+        losses[used].mean().backward()  # type: ignore[no-untyped-call]
         descent.step()
     torch.testing.assert_close(found, total / 1000, rtol=1e-4, atol=1e-5)
 

@@ -101,14 +101,16 @@ class Graph:
         scale = self.degrees.rsqrt()
         system = -alpha * scale[:, :, None] * self.edges * scale[:, None]
         system.diagonal(0, 1, 2).add_(1.0)
-        return torch.cholesky_solve(values, torch.linalg.cholesky(system))
+        found: Tensor = torch.cholesky_solve(values, torch.linalg.cholesky(system))
+        return found
 
     def rows(self, pictures: Tensor, same: Tensor) -> Tensor:
         """Rows of S [E, m, n] of further pictures [E, m, d], none of which is its `same` vertex."""
         distances = squared_distances(pictures, self.vertices) / pictures.shape[-1] ** 0.5
         edges = (-distances / self.deviation).exp().masked_fill(same, 0.0)
         degrees = EPSILON + edges.sum(-1, keepdim=True)
-        return edges * (degrees * self.degrees[:, None]).rsqrt()
+        found: Tensor = edges * (degrees * self.degrees[:, None]).rsqrt()
+        return found
 
 
 def _deviation(distances: Tensor) -> Tensor:

@@ -107,7 +107,9 @@ def principal(pictures: Tensor, count: int) -> Tensor:
     centred = pictures - pictures.mean(1, keepdim=True)
     values, vectors = torch.linalg.eigh(centred @ centred.transpose(1, 2))
     values, vectors = values[..., -count:], vectors[..., -count:]
-    return vectors * (values > RANK**2 * values[..., -1:].clamp(min=RANK))[:, None]
+    present: Tensor = values > RANK**2 * values[..., -1:].clamp(min=RANK)
+    found: Tensor = vectors * present[:, None]
+    return found
 
 
 def credibility(components: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
