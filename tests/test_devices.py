@@ -30,6 +30,7 @@ from fewgraft.errors import FewgraftError
 from fewgraft.feature_bank import FeatureBank
 from fewgraft.methods import methods
 from fewgraft.methods.base import Method
+from fewgraft.methods.beside_base import BesideBase
 from fewgraft.methods.distilled_adaptation import DistilledAdaptation
 from fewgraft.methods.trained import TrainedMethod
 from fewgraft.model import CosineModel, new_model
@@ -46,6 +47,11 @@ POOLS = Pools(
     n_base=BASE,
 )
 FASTER = {"steps": 2, "batch": 4}
+FEWER: dict[str, dict[str, int]] = {
+    "alpha-tim": {"steps": 3},
+    "ici": {"per_round": 50},
+    "tim-gd": {"steps": 3},
+}
 
 
 @pytest.fixture
@@ -76,8 +82,13 @@ def model(icons: ImageStore) -> CosineModel:
 
 
 def all_methods() -> dict[str, Method]:
+    """With fewer steps; what is beside base classes is the same around every method."""
     found = {name: spec.method for name, spec in methods().items()}
-    return {n: m.changed(**FASTER) if m.moves_network else m for n, m in found.items()}
+    return {
+        name: method.changed(**FASTER if method.moves_network else FEWER.get(name, {}))
+        for name, method in found.items()
+        if not isinstance(method, BesideBase) or name == "+soft-k-means"
+    }
 
 
 @pytest.mark.usefixtures("_no_values")

@@ -175,11 +175,11 @@ FEWER: dict[str, dict[str, object]] = {
 }
 # What is beside base classes is the same around every method: some stand for all.
 BESIDE = ("+bavardage", "+laplacian-shot", "+soft-k-means")
+SOME = [n for n, s in methods().items() if not isinstance(s.method, BesideBase) or n in BESIDE]
 CASES = [
     pytest.param(name, n_base, id=f"{name}-{'joint' if n_base else 'regular'}")
-    for name, spec in methods().items()
-    if not isinstance(spec.method, BesideBase) or name in BESIDE
-    for n_base, fits in ((BASE, spec.joint), (0, spec.regular))
+    for name in SOME
+    for n_base, fits in ((BASE, method_spec(name).joint), (0, method_spec(name).regular))
     if fits
 ]
 every_method = pytest.mark.parametrize(("name", "n_base"), CASES)
@@ -363,7 +363,7 @@ def test_what_may_be_searched_exists(name: str) -> None:
             assert getattr(method.changed(**{key: value}), key) == value
 
 
-@pytest.mark.parametrize("name", [name for name, spec in methods().items() if spec.method.search])
+@pytest.mark.parametrize("name", [name for name in SOME if method_spec(name).method.search])
 def test_a_search_chooses_how_strong_and_not_whether(name: str) -> None:
     """Neither a switch nor a 0, and no value at which the method answers as if there were no U."""
     spec, p = (
@@ -375,7 +375,8 @@ def test_a_search_chooses_how_strong_and_not_whether(name: str) -> None:
         for value in values:
             assert not isinstance(value, bool), f"{key} is a switch"
             assert value != 0, f"{key} = 0 turns a part of it off"
-            assert not torch.equal(answer(quick(name).changed(**{key: value}), p), inductive)
+            changed = quick(name).changed(**{key: value, **FEWER.get(name, {})})
+            assert not torch.equal(answer(changed, p), inductive)
 
 
 @pytest.mark.parametrize("name", [name for name, spec in methods().items() if spec.method.search])
