@@ -28,7 +28,7 @@ from fewgraft.devices import choose_device
 from fewgraft.episodes import EpisodeSettings, Pools, sample_episodes
 from fewgraft.errors import FewgraftError
 from fewgraft.feature_bank import FeatureBank
-from fewgraft.methods import methods
+from fewgraft.methods import method_spec, methods
 from fewgraft.methods.base import Method
 from fewgraft.methods.beside_base import BesideBase
 from fewgraft.methods.distilled_adaptation import DistilledAdaptation
@@ -92,8 +92,15 @@ def all_methods() -> dict[str, Method]:
 
 
 @pytest.mark.usefixtures("_no_values")
-@pytest.mark.parametrize("setting", ["s2i", "s2i-transductive", "incremental", "semi-fsl"])
-@pytest.mark.parametrize("name", all_methods())
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        (name, setting)
+        for name in all_methods()
+        for setting in ("s2i", "s2i-transductive", "incremental", "semi-fsl")
+        if setting != "semi-fsl" or method_spec(name).regular
+    ],
+)
 def test_methods_compute_where_the_features_are(name: str, setting: str, icons: ImageStore) -> None:
     changes = {"queries": 3, "base_queries": 6} if "s2i" in setting else {"queries": 3}
     changes |= {"unlabelled": 12} if setting in ("s2i", "semi-fsl") else {}

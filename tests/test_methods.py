@@ -24,6 +24,7 @@ from fewgraft.methods.label_propagation import (
 from fewgraft.methods.nearest_prototype import NearestPrototype
 from fewgraft.methods.soft_k_means import MaskedSoftKMeans, SoftKMeans
 from fewgraft.methods.trained import TrainedMethod
+from fewgraft.methods.transductive import ici
 from fewgraft.model import CosineModel, new_model
 from fewgraft.network import Network
 from fewgraft.prototypes import cosine_logits
@@ -32,6 +33,14 @@ from fewgraft.training.recipe import load_recipe
 pytestmark = pytest.mark.numerical
 
 EPISODES, WAYS, BASE, QUERIES = 4, 3, 4, 9
+
+
+@pytest.fixture(autouse=True)
+def _a_coarser_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ICI's hundred problems per round are for its own tests."""
+    monkeypatch.setattr(ici, "ALPHAS", 10)
+
+
 CLASSES, PICTURES = 8, 30  # the first BASE classes are the base classes
 
 
