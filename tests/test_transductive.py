@@ -367,7 +367,7 @@ def test_rectification_with_copies_of_the_support_turns_no_prototype() -> None:
     task, _ = problem(shots=(1, 1, 1))
     same = dataclasses.replace(task, unlabelled=task.support)
     mean = task.support.double().mean(1, keepdim=True)
-    found = RectifiedByClass().fit(same).novel  # type: ignore[union-attr]
+    found = RectifiedByClass().fit(same).novel
     torch.testing.assert_close(directions(found), directions(task.support.double() - mean))
 
 

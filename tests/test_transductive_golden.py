@@ -103,8 +103,7 @@ def test_tafssl_bkm(t: str, setting: str, centring: str, clusters: str) -> None:
 @both_settings
 def test_tafssl_basis_up_to_a_rotation(t: str, setting: str) -> None:
     task, _ = given("tafssl", t, setting)
-    centring = "apart" if setting == "trans" else "joint"
-    ours = Subspace.of(task, 10, "ica", centring).basis[0]
+    ours = Subspace.of(task, 10, "ica", "apart" if setting == "trans" else "joint").basis[0]
     theirs = tensor("tafssl", f"{t}_{setting}_bkm_basis").double()
     theirs = torch.linalg.qr(theirs).Q
     torch.testing.assert_close(ours @ ours.T, theirs @ theirs.T, rtol=0, atol=1e-4)
@@ -173,8 +172,10 @@ def test_laplacian_shot(t: str, kind: str) -> None:
     method = LaplacianShot(strength=strength, rectified=kind == "rect")
     task, _ = given(name, t, "trans")
     mean = centre(task)
-    centred = (directions(part.double() - mean) for part in (task.support, task.unlabelled))
-    placed = method.place(*centred, task.labels, WAYS)
+    support, unlabelled = (
+        directions(part.double() - mean) for part in (task.support, task.unlabelled)
+    )
+    placed = method.place(support, unlabelled, task.labels, WAYS)
     agrees(placed.distances[0], name, start + "unary", 1e-6)
     places = method.places(placed.unlabelled)
     edges = torch.zeros(75, 75).scatter_(1, places[0], 1.0)
@@ -194,5 +195,5 @@ def test_bd_cspn(t: str, setting: str) -> None:
     task, queries = given("bdcspn", t, setting)
     found = RectifiedByClass().fit(task)
     logits = found.logits(queries)[0]
-    agrees(found.novel[0], "bdcspn", f"{t}_{setting}_prototypes", 1e-6)  # type: ignore[union-attr]
+    agrees(found.novel[0], "bdcspn", f"{t}_{setting}_prototypes", 1e-6)
     agrees((-logits).sqrt(), "bdcspn", f"{t}_{setting}_distances", 1e-6)

@@ -108,7 +108,8 @@ class Graph:
         distances = squared_distances(pictures, self.vertices) / pictures.shape[-1] ** 0.5
         edges = (-distances / self.deviation).exp().masked_fill(same, 0.0)
         degrees = EPSILON + edges.sum(-1, keepdim=True)
-        return edges * (degrees * self.degrees[:, None]).rsqrt()
+        found: Tensor = edges * (degrees * self.degrees[:, None]).rsqrt()
+        return found
 
 
 def _deviation(distances: Tensor) -> Tensor:

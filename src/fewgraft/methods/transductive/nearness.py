@@ -40,7 +40,7 @@ def not_asked(unlabelled: Tensor, queries: Tensor) -> Iterator[tuple[Tensor, Ten
     """
     left = ~copies(unlabelled, queries).any(-1)
     counts = left.sum(1)
-    for count in counts.unique().tolist():
+    for count in sorted(set(counts.tolist())):
         episodes = (counts == count).nonzero()[:, 0]
         rest = unlabelled[episodes][left[episodes]]
         yield episodes, rest.view(len(episodes), count, unlabelled.shape[-1])

@@ -61,7 +61,8 @@ def leading_directions(features: Tensor, count: int, kind: Kind) -> Tensor:
     values, vectors = values[..., -count:].clamp(min=0), vectors[..., -count:]
     found = rows.transpose(1, 2) @ vectors if wide else vectors
     present = values > RANK**2 * values[..., -1:]
-    return directions(found.transpose(1, 2)).transpose(1, 2) * present[:, None]
+    basis: Tensor = directions(found.transpose(1, 2)).transpose(1, 2) * present[:, None]
+    return basis
 
 
 def position_means(support: Tensor, task: Task) -> Tensor:
