@@ -25,7 +25,7 @@ from fewgraft.bench.runner import Bench, Job
 from fewgraft.cli import app
 from fewgraft.data.store import ImageStore
 from fewgraft.devices import choose_device
-from fewgraft.episodes import EpisodeSettings, Pools, sample_episodes
+from fewgraft.episodes import SETTINGS, EpisodeSettings, Pools, sample_episodes
 from fewgraft.errors import FewgraftError
 from fewgraft.feature_bank import FeatureBank
 from fewgraft.methods import method_spec, methods
@@ -54,14 +54,34 @@ FEWER: dict[str, dict[str, int]] = {
 }
 
 
+# Those whose next step depends on values, which there are none of on "meta".
+BY_VALUE = (
+    "epnet",
+    "ici",
+    "ilpc",
+    "laplacian-shot",
+    "proto-lp",
+    "pt-map",
+    "tafssl-bkm",
+    "tafssl-msp",
+    "tpn",
+    "+soft-k-means",
+)
+
+
+def fits(name: str, setting: str) -> bool:
+    spec = method_spec(name)
+    return spec.joint if SETTINGS[setting].incremental else spec.regular
+
+
 @pytest.fixture
 def _no_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """Questions about values have no answer here: nothing is wrong with them."""
     monkeypatch.setattr(torch.Tensor, "__bool__", lambda _: False)
 
 
-def elsewhere(icons: ImageStore) -> EpisodeFeatures:
-    bank = FeatureBank.of(torch.randn(PICTURES, D), torch.arange(PICTURES), PICTURES).to(META)
+def elsewhere(icons: ImageStore, place: torch.device = META) -> EpisodeFeatures:
+    bank = FeatureBank.of(torch.randn(PICTURES, D), torch.arange(PICTURES), PICTURES).to(place)
 
     def network() -> Network:
         return Network(model(icons), icons.pictures[:PICTURES])
@@ -69,9 +89,9 @@ def elsewhere(icons: ImageStore) -> EpisodeFeatures:
     def learnt(method: Method, shots: int) -> dict[str, torch.Tensor]:
         assert isinstance(method, TrainedMethod)
         made = method.initial(torch.randn(BASE, D), 20.0, shots, torch.Generator())
-        return {name: tensor.to(META) for name, tensor in made.items()}
+        return {name: tensor.to(place) for name, tensor in made.items()}
 
-    weights, of_base = torch.randn(BASE, D, device=META), torch.randn(BASE, 5, D, device=META)
+    weights, of_base = torch.randn(BASE, D, device=place), torch.randn(BASE, 5, D, device=place)
     return EpisodeFeatures(lambda: bank, weights, 20.0, network, lambda: of_base, learnt)
 
 
@@ -98,7 +118,7 @@ def all_methods() -> dict[str, Method]:
         (name, setting)
         for name in all_methods()
         for setting in ("s2i", "s2i-transductive", "incremental", "semi-fsl")
-        if setting != "semi-fsl" or method_spec(name).regular
+        if name not in BY_VALUE and fits(name, setting)
     ],
 )
 def test_methods_compute_where_the_features_are(name: str, setting: str, icons: ImageStore) -> None:
@@ -109,6 +129,23 @@ def test_methods_compute_where_the_features_are(name: str, setting: str, icons: 
     logits = elsewhere(icons).logits(all_methods()[name], episodes, slice(0, 2))
     assert logits.device == META
     assert logits.shape == (2, episodes.query.shape[1], episodes.n_classes)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [(n, s) for n in BY_VALUE for s in ("s2i", "incremental", "semi-fsl") if fits(n, s)],
+)
+def test_nothing_is_made_on_a_default_device(name: str, setting: str, icons: ImageStore) -> None:
+    """Methods whose next step depends on values: what they make by default would be elsewhere."""
+    changes = {"queries": 3, "base_queries": 6} if setting != "semi-fsl" else {"queries": 3}
+    changes |= {"unlabelled": 24} if setting != "incremental" else {}
+    settings = EpisodeSettings.paper(setting, 2, ways=3, **changes)
+    episodes, _ = sample_episodes(POOLS, settings, 2)
+    features = elsewhere(icons, torch.device("cpu"))
+    with torch.device(META):
+        logits = features.logits(all_methods()[name], episodes, slice(0, 2))
+    assert logits.device.type == "cpu"
+    assert logits.isfinite().all()
 
 
 @pytest.fixture

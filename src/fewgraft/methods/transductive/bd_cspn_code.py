@@ -22,7 +22,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fewgraft.methods.base import Method, MethodSpec, NovelWeights, Queries, Search, Solution, Task
+from fewgraft.methods.base import Method, MethodSpec, NovelWeights, Queries, Search, Task
 from fewgraft.methods.transductive.nearness import squared_distances
 from fewgraft.prototypes import class_sums, direction_logits, directions, members_of, prototypes
 
@@ -37,7 +37,7 @@ class RectifiedByClass(Method):
 
     sharpness: float = 10.0  # ε
 
-    def fit(self, task: Task) -> Solution:
+    def fit(self, task: Task) -> "NearestCentred | NovelWeights":
         """An empty unlabelled set leaves the prototypes as they are."""
         if not task.unlabelled.shape[1]:
             return NovelWeights(prototypes(task.support, task.labels, task.ways), task.gamma)

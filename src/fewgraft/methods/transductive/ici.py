@@ -31,7 +31,7 @@ from fewgraft.methods.base import Method, MethodSpec, NovelWeights, Queries, Sea
 from fewgraft.prototypes import directions, members_of, prototypes
 
 ALPHAS, SMALLEST = 100, 1e-3  # how many, and the last as a share of the first
-TOLERANCE, MOST_STEPS = 1e-8, 200
+TOLERANCE, MOST_STEPS = 1e-6, 100
 RANK = 1e-5  # a singular value below this share of the largest is 0
 ROUNDING, TINY = 1e-9, 1e-12
 
@@ -107,9 +107,9 @@ def principal(pictures: Tensor, count: int) -> Tensor:
     centred = pictures - pictures.mean(1, keepdim=True)
     values, vectors = torch.linalg.eigh(centred @ centred.transpose(1, 2))
     values, vectors = values[..., -count:], vectors[..., -count:]
-    present: Tensor = values > RANK**2 * values[..., -1:].clamp(min=RANK)
-    found: Tensor = vectors * present[:, None]
-    return found
+    present = (values > RANK**2 * values[..., -1:].clamp(min=RANK))[:, None]
+    scores: Tensor = vectors * present
+    return scores
 
 
 def credibility(components: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
