@@ -132,7 +132,7 @@ class EpisodeFeatures:
             base_unlabelled=self.base_logits(unlabelled, episodes.n_base),
             weights=self.weights[: episodes.n_base],
             gamma=self.gamma,
-            numbers=torch.arange(len(episodes))[rows],
+            numbers=torch.arange(len(episodes), device="cpu")[rows],
         )
 
     def queries(self, episodes: Episodes, rows: slice, task: Task | None = None) -> Queries:

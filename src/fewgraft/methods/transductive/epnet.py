@@ -139,8 +139,7 @@ class PropagatedEmbeddings:
         """One row of the fixed point per query."""
         features, vertices = queries.features.double(), self.embedding.vertices
         n_support = vertices.shape[1] - self.n_unlabelled
-        same = torch.zeros(*features.shape[:2], vertices.shape[1], dtype=torch.bool)
-        same = same.to(features.device)
+        same = features.new_zeros(*features.shape[:2], vertices.shape[1], dtype=torch.bool)
         same[..., n_support:] = copies(features, vertices[:, n_support:])
         near = self.embedding.rows(features, same)
         smooth = features + self.config.embedding_alpha * near @ self.smooth

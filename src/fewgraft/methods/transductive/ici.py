@@ -120,10 +120,10 @@ def credibility(components: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """
     slopes = components.transpose(1, 2) @ labels  # least squares: Z is orthonormal
     largest = (labels - components @ slopes).norm(dim=-1).amax(-1)  # nα where all offsets are 0
-    shares = SMALLEST ** (torch.arange(ALPHAS) / (ALPHAS - 1)).double()
+    shares = [SMALLEST ** (place / (ALPHAS - 1)) for place in range(ALPHAS)]
     since = torch.full(labels.shape[:2], ALPHAS, device=labels.device)
     relative = labels.new_zeros(labels.shape[:2])
-    for place, share in enumerate(shares.tolist()):
+    for place, share in enumerate(shares):
         slopes, lengths = huber(components, labels, largest * share, slopes)
         lengths = lengths / (largest * share)[:, None].clamp(min=1e-300)
         zero = lengths <= 1 + ROUNDING

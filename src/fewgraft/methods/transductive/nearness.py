@@ -24,8 +24,7 @@ def squared_distances(a: Tensor, b: Tensor) -> Tensor:
 
 def copies(pictures: Tensor, others: Tensor) -> Tensor:
     """Where each picture [E, n, d] itself is among others [E, m, d], once at most → [E, n, m]."""
-    found = torch.zeros(*pictures.shape[:2], others.shape[1], dtype=torch.bool)
-    found = found.to(pictures.device)
+    found = pictures.new_zeros(*pictures.shape[:2], others.shape[1], dtype=torch.bool)
     if not others.shape[1]:
         return found
     place = squared_distances(pictures.double(), others.double()).argmin(-1, keepdim=True)

@@ -99,7 +99,8 @@ class WeighedNeighbours:
             self._within(points, j) * of_queries[..., j : j + 1]
             for j in range(self.centres.shape[1])
         )
-        return torch.as_tensor(found).log().to(queries.features.dtype)
+        answers: Tensor = found.log().to(queries.features.dtype)
+        return answers
 
     def _within(self, points: Tensor, j: int) -> Tensor:
         """p(c | q, j) [E, Q, N]."""
