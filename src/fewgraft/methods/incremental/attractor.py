@@ -18,10 +18,9 @@ gradient, `gradient = "exact"`, is another method.
 
 Kept: all of that, sizes, initial values, optimiser, dropout on p in training. On a cosine network
 h = f/‖f‖, base columns are γ w_j/‖w_j‖ without bias, and T takes γ in. Ours: attractors are learnt
-in units of γ, which are those of T, and the pull begins at 0.1/γ² (the authors': 0.1 at 1 shot, 0.01
-at 5, for features and weights of other lengths); dropout is drawn once per episode, not at every
-evaluation of E; several episodes per step; base classes that an episode does without are struck out
-of the attention, too.
+in units of γ, which are those of T, and the pull begins at 0.1/γ² (the authors': 0.1 at 1 shot and
+0.01 at 5, in other units); dropout is drawn once per episode, not at every evaluation of E; several
+episodes per step; base classes that an episode does without are struck out of the attention, too.
 """
 
 import math
