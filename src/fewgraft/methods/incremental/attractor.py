@@ -18,9 +18,9 @@ gradient, `gradient = "exact"`, is another method.
 
 Kept: all of that, sizes, initial values, optimiser, dropout on p in training. On a cosine network
 h = f/‖f‖, base columns are γ w_j/‖w_j‖ without bias, and T takes γ in. Ours: attractors are learnt
-in units of γ, which are those of T; dropout is drawn once per episode, not at every evaluation of
-E; several episodes per step; base classes that an episode does without are struck out of the
-attention, too.
+in units of γ, which are those of T, and the pull begins at 0.1/γ² (the authors': 0.1 at 1 shot and
+0.01 at 5, in other units); dropout is drawn once per episode, not at every evaluation of E; several
+episodes per step; base classes that an episode does without are struck out of the attention, too.
 """
 
 import math
@@ -41,6 +41,7 @@ DAMPING, ITERATIONS = 0.1, 20  # of recurrent back-propagation
 TOLERANCE = 1e-8  # largest entry of ∇E at T*
 MOST_STEPS, MOST_HALVINGS = 100, 40  # of Newton's method
 START_STD = 0.01  # of V and u_0
+PULL = 0.1  # g before training, in units of 1/γ²
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,8 @@ class Attractor(TrainedMethod):
     def initial(
         self, weights: Tensor, gamma: float, shots: int, rng: torch.Generator
     ) -> dict[str, Tensor]:
-        """The authors' initial values: the pull is weaker at more shots."""
-        del gamma
+        """The authors' initial values, with a pull in the units of T."""
+        del shots
         d, hidden = weights.shape[1], self.hidden
         return {
             "tau": torch.tensor(2.0),
@@ -66,7 +67,7 @@ class Attractor(TrainedMethod):
             "outer": _truncated_normal((hidden, d + 1), rng),  # V_2
             "outer_bias": torch.zeros(d + 1),
             "offset": _truncated_normal((d + 1,), rng),  # u_0
-            "log_pull": torch.full((d + 1,), math.log(0.1 if shots == 1 else 0.01)),  # log g
+            "log_pull": torch.full((d + 1,), math.log(PULL / gamma**2)),  # log g
         }
 
     def fit(self, task: Task) -> "LinearClassifier":
