@@ -95,12 +95,11 @@ class WeighedNeighbours:
             of_queries = of_queries.softmax(-1)
         else:
             of_queries = hard(points, self.centres)
-        found = sum(
+        parts = [
             self._within(points, j) * of_queries[..., j : j + 1]
             for j in range(self.centres.shape[1])
-        )
-        answers: Tensor = found.log().to(queries.features.dtype)
-        return answers
+        ]
+        return torch.stack(parts).sum(0).log().to(queries.features.dtype)
 
     def _within(self, points: Tensor, j: int) -> Tensor:
         """p(c | q, j) [E, Q, N]."""
