@@ -45,6 +45,7 @@ from fewgraft.methods import methods
 from fewgraft.metrics import Scores, summarise
 from fewgraft.model import CosineModel, ModelCard, embed_all, load_model, new_model, save_model
 from fewgraft.network import Network
+from fewgraft.pieces import Pieces, PiecesCard, load_pieces, save_pieces
 from fewgraft.runtime import Runtime
 from fewgraft.training.checkpoint import Progress, check_best, load_checkpoint, save_checkpoint
 from fewgraft.training.log import read_log
@@ -315,7 +316,22 @@ def _read_checkpoint(folder: Path) -> None:
     model, optimiser = _checkpoint_parts()
     path = folder / "p.checkpoint"
     progress, best = load_checkpoint(path, "run", model, optimiser)
-    check_best(path, progress, best, model)
+    check_best(path, progress, best, model.state_dict())
+
+
+def _make_pieces(folder: Path) -> None:
+    tensors = {"keys": torch.rand(3, 4), "scale": torch.tensor(2.0)}
+    card = PiecesCard(
+        method="lwof",
+        shots=1,
+        hyper={},
+        stage="pre-trained",
+        weights="0" * 16,
+        data="colours",
+        settings={"steps": 5},
+        metrics={"val_score": 50.0},
+    )
+    save_pieces(Pieces(card, tensors), folder)
 
 
 def _make_log(folder: Path) -> None:
@@ -472,6 +488,7 @@ READERS = (
     Reader("recipe", _make_recipe, _read_recipe, 2),
     Reader("changes to a recipe", _make_settings, _read_settings),
     Reader("checkpoint", _make_checkpoint, _read_checkpoint, 2),
+    Reader("pieces", _make_pieces, lambda f: load_pieces(f, "lwof", 1), 1, "lwof-1-shot/*"),
     Reader("log", _make_log, lambda f: read_log(f / "log.jsonl")),
     Reader("results", _make_results, _read_results, 2),
     Reader("features of a data set", _make_bank, _read_bank, 0.5, "bank/*/*"),

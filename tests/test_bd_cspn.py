@@ -84,6 +84,27 @@ def test_its_options_matter() -> None:
     assert not torch.allclose(rectified(given, BiasDiminishing(sharpness=10.0)), plain)
 
 
+def test_only_the_surest_pictures_of_each_class_take_part() -> None:
+    given = task()
+    found = rectified(given, BiasDiminishing(surest=2, shift=False))
+    novel = prototypes(given.support, given.labels, WAYS)
+    for e in range(EPISODES):
+        cosines = given.unlabelled[e] @ novel[e].T
+        kept = []
+        for way in range(WAYS):
+            own = (cosines.argmax(1) == way).nonzero()[:, 0]
+            kept += own[cosines[own, way].argsort(descending=True)[:2]].tolist()
+        less = dataclasses.replace(
+            given,
+            support=given.support[e : e + 1],
+            labels=given.labels[e : e + 1],
+            unlabelled=given.unlabelled[e : e + 1, kept],
+        )
+        expected = rectified(less, BiasDiminishing(shift=False))[0]
+        torch.testing.assert_close(found[e], expected)
+    assert not torch.allclose(found, rectified(given, BiasDiminishing(shift=False)))
+
+
 def test_an_empty_unlabelled_set_leaves_the_prototypes() -> None:
     given = task(unlabelled=0)
     expected = prototypes(given.support, given.labels, WAYS)

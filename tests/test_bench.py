@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from fewgraft.bench.results import Results
 from fewgraft.bench.runner import Bench, Job, jobs, makes_sense, rerun, run
-from fewgraft.bench.tune import Candidate, combinations, over_coordinates, tune
+from fewgraft.bench.tune import Candidate, combinations, over_coordinates, own_setting, tune
 from fewgraft.cli import app
 from fewgraft.data.parts import Part
 from fewgraft.data.store import ImageStore
@@ -249,6 +249,16 @@ def test_tuning_takes_the_best_on_validation_episodes(bench: Bench) -> None:
         list(tune(recipe, folder, ["nearest-prototype"], [1], FEW, bench))
 
 
+def test_methods_are_tuned_where_they_are_evaluated() -> None:
+    found = {name: own_setting(spec) for name, spec in methods().items()}
+    assert all(makes_sense(method_spec(name), setting) for name, setting in found.items())
+    assert (found["+pr"], found["teen"], found["soft-k-means"]) == (
+        "s2i",
+        "incremental",
+        "semi-fsl",
+    )
+
+
 class Hills(Method):
     """Two numbers to be found."""
 
@@ -399,7 +409,7 @@ def test_features_are_directions_from_the_door_on(icons: ImageStore) -> None:
     features = SplitFeatures(shipped_model("icons", "pre-trained"), icons)
     settings = EpisodeSettings.paper("s2i", 1)
     episodes, _ = sample_episodes(Pools.of(icons), settings, 2)
-    task = features.task(episodes, slice(0, 2), pictures=True)
+    task = features.task(episodes, slice(0, 2), method_spec("proposed").method)
     queries = features.queries(episodes, slice(0, 2))
     assert task.pictures is not None
     with torch.no_grad():
@@ -424,7 +434,7 @@ def test_queries_that_are_the_unlabelled_set_are_gathered_once(
     features = SplitFeatures(shipped_model("icons", "pre-trained"), icons)
     episodes, _ = sample_episodes(Pools.of(icons), EpisodeSettings.paper(setting, 1), 4)
     rows = slice(1, 3)
-    task = features.task(episodes, rows, pictures=False)
+    task = features.task(episodes, rows)
     alone, beside = features.queries(episodes, rows), features.queries(episodes, rows, task)
     for one, other in zip(vars(alone).values(), vars(beside).values(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)

@@ -25,12 +25,14 @@ from fewgraft.bench.runner import Bench, Job
 from fewgraft.cli import app
 from fewgraft.data.store import ImageStore
 from fewgraft.devices import choose_device
-from fewgraft.episodes import EpisodeSettings, Pools, sample_episodes
+from fewgraft.episodes import SETTINGS, EpisodeSettings, Pools, sample_episodes
 from fewgraft.errors import FewgraftError
 from fewgraft.feature_bank import FeatureBank
-from fewgraft.methods import methods
+from fewgraft.methods import method_spec, methods
 from fewgraft.methods.base import Method
+from fewgraft.methods.beside_base import BesideBase
 from fewgraft.methods.distilled_adaptation import DistilledAdaptation
+from fewgraft.methods.trained import TrainedMethod
 from fewgraft.model import CosineModel, new_model
 from fewgraft.network import Network
 from fewgraft.split_features import EpisodeFeatures
@@ -45,6 +47,31 @@ POOLS = Pools(
     n_base=BASE,
 )
 FASTER = {"steps": 2, "batch": 4}
+FEWER: dict[str, dict[str, int]] = {
+    "alpha-tim": {"steps": 3},
+    "ici": {"per_round": 50},
+    "tim-gd": {"steps": 3},
+}
+
+
+# Those whose next step depends on values, which there are none of on "meta".
+BY_VALUE = (
+    "epnet",
+    "ici",
+    "ilpc",
+    "laplacian-shot",
+    "proto-lp",
+    "pt-map",
+    "tafssl-bkm",
+    "tafssl-msp",
+    "tpn",
+    "+soft-k-means",
+)
+
+
+def fits(name: str, setting: str) -> bool:
+    spec = method_spec(name)
+    return spec.joint if SETTINGS[setting].incremental else spec.regular
 
 
 @pytest.fixture
@@ -53,13 +80,19 @@ def _no_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "__bool__", lambda _: False)
 
 
-def elsewhere(icons: ImageStore) -> EpisodeFeatures:
-    bank = FeatureBank.of(torch.randn(PICTURES, D), torch.arange(PICTURES), PICTURES).to(META)
+def elsewhere(icons: ImageStore, place: torch.device = META) -> EpisodeFeatures:
+    bank = FeatureBank.of(torch.randn(PICTURES, D), torch.arange(PICTURES), PICTURES).to(place)
 
     def network() -> Network:
         return Network(model(icons), icons.pictures[:PICTURES])
 
-    return EpisodeFeatures(lambda: bank, torch.randn(BASE, D, device=META), 20.0, network)
+    def learnt(method: Method, shots: int) -> dict[str, torch.Tensor]:
+        assert isinstance(method, TrainedMethod)
+        made = method.initial(torch.randn(BASE, D), 20.0, shots, torch.Generator())
+        return {name: tensor.to(place) for name, tensor in made.items()}
+
+    weights, of_base = torch.randn(BASE, D, device=place), torch.randn(BASE, 5, D, device=place)
+    return EpisodeFeatures(lambda: bank, weights, 20.0, network, lambda: of_base, learnt)
 
 
 def model(icons: ImageStore) -> CosineModel:
@@ -69,13 +102,25 @@ def model(icons: ImageStore) -> CosineModel:
 
 
 def all_methods() -> dict[str, Method]:
+    """With fewer steps; what is beside base classes is the same around every method."""
     found = {name: spec.method for name, spec in methods().items()}
-    return {n: m.changed(**FASTER) if m.moves_network else m for n, m in found.items()}
+    return {
+        name: method.changed(**FASTER if method.moves_network else FEWER.get(name, {}))
+        for name, method in found.items()
+        if not isinstance(method, BesideBase) or name == "+soft-k-means"
+    }
 
 
 @pytest.mark.usefixtures("_no_values")
-@pytest.mark.parametrize("setting", ["s2i", "s2i-transductive", "incremental", "semi-fsl"])
-@pytest.mark.parametrize("name", all_methods())
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        (name, setting)
+        for name in all_methods()
+        for setting in ("s2i", "s2i-transductive", "incremental", "semi-fsl")
+        if name not in BY_VALUE and fits(name, setting)
+    ],
+)
 def test_methods_compute_where_the_features_are(name: str, setting: str, icons: ImageStore) -> None:
     changes = {"queries": 3, "base_queries": 6} if "s2i" in setting else {"queries": 3}
     changes |= {"unlabelled": 12} if setting in ("s2i", "semi-fsl") else {}
@@ -84,6 +129,23 @@ def test_methods_compute_where_the_features_are(name: str, setting: str, icons: 
     logits = elsewhere(icons).logits(all_methods()[name], episodes, slice(0, 2))
     assert logits.device == META
     assert logits.shape == (2, episodes.query.shape[1], episodes.n_classes)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [(n, s) for n in BY_VALUE for s in ("s2i", "incremental", "semi-fsl") if fits(n, s)],
+)
+def test_nothing_is_made_on_a_default_device(name: str, setting: str, icons: ImageStore) -> None:
+    """Methods whose next step depends on values: what they make by default would be elsewhere."""
+    changes = {"queries": 3, "base_queries": 6} if setting != "semi-fsl" else {"queries": 3}
+    changes |= {"unlabelled": 24} if setting != "incremental" else {}
+    settings = EpisodeSettings.paper(setting, 2, ways=3, **changes)
+    episodes, _ = sample_episodes(POOLS, settings, 2)
+    features = elsewhere(icons, torch.device("cpu"))
+    with torch.device(META):
+        logits = features.logits(all_methods()[name], episodes, slice(0, 2))
+    assert logits.device.type == "cpu"
+    assert logits.isfinite().all()
 
 
 @pytest.fixture
@@ -200,3 +262,16 @@ def test_commands_refuse_a_device_that_is_not_here(command: str, tmp_path: Path)
     result = CliRunner().invoke(app, [*command.split(), *words, "--device", "gpu"])
     assert isinstance(result.exception, FewgraftError)
     assert result.exception.problem == "there is no device 'gpu' here"
+
+
+def test_small_sums_have_one_thread_and_the_others_come_back() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with devices.threads_for(devices.WORTH_THREADS):
+            assert torch.get_num_threads() == 2
+        with devices.threads_for(devices.WORTH_THREADS - 1):
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

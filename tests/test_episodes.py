@@ -106,6 +106,39 @@ def test_the_papers_settings(setting: str, shots: int) -> None:
     check(PAPER_POOLS, config, *sample_episodes(PAPER_POOLS, config, count=8))
 
 
+@pytest.mark.parametrize("setting", ["semi-fsl", "s2i"])
+@pytest.mark.parametrize("concentration", [1, 5])
+def test_an_unequal_share_changes_nothing_else(setting: str, concentration: int) -> None:
+    equal = EpisodeSettings.paper(setting, 1)
+    unequal = dataclasses.replace(equal, dirichlet=concentration)
+    (before, _), (after, answers) = (
+        sample_episodes(PAPER_POOLS, config, count=40) for config in (equal, unequal)
+    )
+    for role in ("classes", "support", "query"):
+        assert torch.equal(getattr(before, role), getattr(after, role))
+    assert after.unlabelled.shape == before.unlabelled.shape
+    assert all(len(set(row.tolist())) == after.unlabelled.shape[1] for row in after.unlabelled)
+    ways = after.n_base + torch.arange(equal.ways)
+    sizes = (answers.unlabelled_labels[..., None] == ways).sum(1)  # [E, N]
+    assert (sizes.sum(1) == equal.novel_unlabelled).all()
+    shares = sizes / equal.novel_unlabelled
+    # A Dirichlet share has the variance (1/N)(1 − 1/N) / (N·a + 1).
+    expected = 0.2 * 0.8 / (5 * concentration + 1)
+    assert 0.6 * expected < shares.var() < 1.5 * expected
+    assert unequal.hash != equal.hash
+    assert "dirichlet" not in equal.record()
+
+
+def test_a_class_with_few_pictures_passes_its_share_on() -> None:
+    pools = dataclasses.replace(
+        PAPER_POOLS, novel={name: own[:46] for name, own in PAPER_POOLS.novel.items()}
+    )
+    config = EpisodeSettings.paper("semi-fsl", 1, dirichlet=1)
+    _, answers = sample_episodes(pools, config, count=20)
+    sizes = (answers.unlabelled_labels[..., None] == torch.arange(5)).sum(1)
+    assert (sizes == 30).all(), "each has just as many as an equal share"
+
+
 def test_the_papers_numbers() -> None:
     for shots, a_class in ((1, 30), (5, 50)):
         s2i = EpisodeSettings.paper("s2i", shots)

@@ -19,12 +19,14 @@ from fewgraft.bench.ratio import (
     Sweep,
     Swept,
     draw_sweeps,
+    features_methods,
     run_sweep,
     sweep_table,
 )
-from fewgraft.bench.report import RATIO, TSNE, read_figures, write_figure
+from fewgraft.bench.report import RATIO, SCATTER, TSNE, read_figures, write_figure
 from fewgraft.bench.results import Results
 from fewgraft.bench.runner import Bench, Job, jobs
+from fewgraft.bench.scatter import Scatter, draw_scatter
 from fewgraft.bench.tsne import (
     PICTURES,
     FeatureSpace,
@@ -35,6 +37,7 @@ from fewgraft.bench.tsne import (
     feature_space,
     nearest_base,
 )
+from fewgraft.cli import bench as bench_commands
 from fewgraft.cli import bench_figures
 from fewgraft.data.parts import Part
 from fewgraft.data.store import ImageStore
@@ -240,7 +243,7 @@ def test_a_view_holds_what_the_method_answers_with(bench: Bench) -> None:
     shown = choose(bench, job, 2)
     seen = feature_space(bench, job, 2, shown)
     opened, (episodes, _) = bench.split_features(job), bench.episodes(job)
-    solution = job.configured.fit(opened.task(episodes, slice(0, FEW), pictures=False))
+    solution = job.configured.fit(opened.task(episodes, slice(0, FEW)))
     expected = normalize(solution.novel[2], dim=-1)  # type: ignore[attr-defined]
     torch.testing.assert_close(seen.weights[5:], expected)
     torch.testing.assert_close(
@@ -332,6 +335,29 @@ def test_the_commands_write_figures_and_leave_other_results_alone(
     assert "nearest to the prototype" in done.output.lower()
 
 
+def test_points_are_gains_over_the_baseline(tmp_path: Path) -> None:
+    methods = ["--methods", "meta-inc-baseline,+pr,+soft-k-means", "--shots", "1"]
+    words = ["run", "icons", *methods, "--settings", "incremental,s2i", "--episodes", "4"]
+    done = CliRunner().invoke(bench_commands.app, [*words, "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    done = CliRunner().invoke(bench_commands.app, ["scatter", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert "of 2 methods are ahead of Meta-Inc-Baseline in n/n" in done.output
+    assert (tmp_path / SCATTER).is_file()
+    rows = {row.method: row for row in Results(tmp_path).rows()}
+    figure = draw_scatter(Scatter.of(list(rows.values()), "s2i", 1))
+    points = figure.axes[0].lines[2:]  # after the axes
+    drawn = sorted((*line.get_xdata(), *line.get_ydata()) for line in points)  # type: ignore[misc]
+    found = {
+        name: np.array([100 * row.interval(metric).mean for metric in ("n_n", "acc")])
+        for name, row in rows.items()
+    }
+    base = found.pop("meta-inc-baseline")
+    np.testing.assert_allclose(drawn, sorted(tuple(own - base) for own in found.values()))
+    done = CliRunner().invoke(bench_commands.app, ["scatter", str(tmp_path), "--shots", "5"])
+    assert "lack rows of s2i" in str(done.exception)
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
@@ -355,3 +381,21 @@ def test_the_table_has_a_column_a_method() -> None:
     assert [str(column.header) for column in table.columns] == ["", "A", "B"]
     assert list(table.columns[1].cells) == ["60.00 ± 1.00", "70.00 ± 2.00", "10.00 ± 0.50"]
     assert len(METHODS) == 3
+
+
+def test_many_methods_have_a_line_each() -> None:
+    few = made_up()
+    many = dataclasses.replace(few, curves=few.curves * 3)
+    table = sweep_table(many)
+    assert [str(column.header) for column in table.columns][-1] == "δ"
+    assert list(table.columns[0].cells) == ["A", "B"] * 3
+    assert "bands" in str(few)
+    assert "bands" not in str(many)
+
+
+def test_unequal_shares_go_from_the_most_unequal_to_equal() -> None:
+    sweep = Sweep.of_imbalance([0, 5, 1])
+    assert [sweep.label(value) for value in sweep.values] == ["1", "5", "equal"]
+    assert list(sweep.places(sweep.values)) == [0, 1, 2]
+    assert "soft-k-means" in features_methods("semi-fsl")
+    assert not {"proposed", "lwof", "+soft-k-means"} & set(features_methods("semi-fsl"))

@@ -23,6 +23,9 @@ from fewgraft.cli import main
 from fewgraft.data.parts import Part
 from fewgraft.data.store import ImageStore
 from fewgraft.methods.distilled_adaptation import DistilledAdaptation
+from fewgraft.model import load_model
+
+Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
@@ -207,3 +210,33 @@ def test_the_command_the_report_and_lesson_json_say_it(
         [note] = [note for note in notes if note.startswith(start)]
         assert f"note: {note}" in said
         assert note in report
+
+
+def test_copies_among_base_photos_count_once(
+    icons: ImageStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """Under another name as well; the classifier is the one without them, and a line says so."""
+    for name in icons.base_classes[:6]:
+        (tmp_path / "old" / name).mkdir(parents=True)
+        for number, pixels in enumerate(pictures(icons, name, Part.BASE_VAL)[:4]):
+            Image.fromarray(pixels[:, :, 0]).save(tmp_path / "old" / name / f"{number}.png")
+    backbone = Path(fewgraft.__file__).parent / "zoo_models" / "icons" / "pre-trained"
+
+    def said(out: str) -> str:
+        words = ["base", str(tmp_path / "old"), "--backbone", str(backbone)]
+        monkeypatch.setattr(sys, "argv", ["fewgraft", *words, "--out", str(tmp_path / out)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert not ended.value.code
+        return capsys.readouterr().out
+
+    assert "note" not in said("once")
+    first = tmp_path / "old" / icons.base_classes[0] / "0.png"
+    for number in range(2):
+        first.with_name(f"renamed {number}.png").write_bytes(first.read_bytes())
+    lines = said("twice")
+    assert "note: 2 photos are copies of another: not counted again" in lines
+    assert "6 classes from 24 photos" in lines
+    once, twice = (load_model(tmp_path / name) for name in ("once", "twice"))
+    assert once.card == twice.card
+    torch.testing.assert_close(once.state_dict(), twice.state_dict())

@@ -26,7 +26,7 @@ LAYERS = (
     {"data", "backbones"},
     {"border", "prototypes", "whitening", "augment", "model", "heads", "export"}
     | {"devices", "runtime"},
-    {"zoo", "episodes", "metrics", "network"},
+    {"zoo", "episodes", "metrics", "network", "pieces"},
     {"methods"},
     {"feature_bank", "feature_set", "split_features"},
     {"training"},

@@ -14,6 +14,7 @@ from fewgraft.errors import FewgraftError
 from fewgraft.methods import method_spec, methods
 from fewgraft.methods.adaptation import Adaptation
 from fewgraft.methods.base import Method, Queries, Task, TaskPictures
+from fewgraft.methods.beside_base import BesideBase
 from fewgraft.methods.label_propagation import (
     LabelPropagation,
     dense_solution,
@@ -22,6 +23,8 @@ from fewgraft.methods.label_propagation import (
 )
 from fewgraft.methods.nearest_prototype import NearestPrototype
 from fewgraft.methods.soft_k_means import MaskedSoftKMeans, SoftKMeans
+from fewgraft.methods.trained import TrainedMethod
+from fewgraft.methods.transductive import ici
 from fewgraft.model import CosineModel, new_model
 from fewgraft.network import Network
 from fewgraft.prototypes import cosine_logits
@@ -30,6 +33,14 @@ from fewgraft.training.recipe import load_recipe
 pytestmark = pytest.mark.numerical
 
 EPISODES, WAYS, BASE, QUERIES = 4, 3, 4, 9
+
+
+@pytest.fixture(autouse=True)
+def _a_coarser_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ICI's hundred problems per round are for its own tests."""
+    monkeypatch.setattr(ici, "ALPHAS", 10)
+
+
 CLASSES, PICTURES = 8, 30  # the first BASE classes are the base classes
 
 
@@ -139,8 +150,19 @@ def some(p: Problem, rows: slice) -> tuple[Task, Queries]:
     return task, queries
 
 
+def given(method: Method, task: Task) -> Task:
+    """The task with all that the method needs: untrained pieces, features of base/train."""
+    if isinstance(method, TrainedMethod):
+        rng = torch.Generator().manual_seed(0)
+        task = dataclasses.replace(task, learnt=method.initial(world().weights, task.gamma, 1, rng))
+    if method.uses_base_features:
+        of_base = torch.arange(BASE * PICTURES).view(BASE, PICTURES)[:, :5]
+        task = dataclasses.replace(task, base_features=world().features(of_base))
+    return task
+
+
 def answer(method: Method, p: Problem) -> Tensor:
-    return method.fit(p.task).logits(p.queries)
+    return method.fit(given(method, p.task)).logits(p.queries)
 
 
 def quick(name: str) -> Method:
@@ -148,13 +170,25 @@ def quick(name: str) -> Method:
     method = method_spec(name).method
     if isinstance(method, LabelPropagation):
         return method.changed(neighbours=3)
-    return method.changed(steps=3, batch=8) if method.moves_network else method
+    if isinstance(method, BesideBase):
+        return dataclasses.replace(method, inner=quick(name.removeprefix("+")))
+    fewer = {"steps": 3, "batch": 8} if method.moves_network else FEWER.get(name, {})
+    return method.changed(**fewer)
 
 
+# Steps that are enough in the small world.
+FEWER: dict[str, dict[str, object]] = {
+    "alpha-tim": {"steps": 50, "lr": 1e-3},
+    "ici": {"per_round": 50},
+    "tim-gd": {"steps": 50, "lr": 1e-3},
+}
+# What is beside base classes is the same around every method: some stand for all.
+BESIDE = ("+bavardage", "+laplacian-shot", "+soft-k-means")
+SOME = [n for n, s in methods().items() if not isinstance(s.method, BesideBase) or n in BESIDE]
 CASES = [
     pytest.param(name, n_base, id=f"{name}-{'joint' if n_base else 'regular'}")
-    for name, spec in methods().items()
-    for n_base, fits in ((BASE, spec.joint), (0, spec.regular))
+    for name in SOME
+    for n_base, fits in ((BASE, method_spec(name).joint), (0, method_spec(name).regular))
     if fits
 ]
 every_method = pytest.mark.parametrize(("name", "n_base"), CASES)
@@ -198,14 +232,15 @@ def test_permuted_labels_permute_columns(name: str, n_base: int) -> None:
 def test_chunks_do_not_matter(name: str, n_base: int, size: int) -> None:
     p = problem(n_base=n_base)
     parts = [some(p, slice(start, start + size)) for start in range(0, EPISODES, size)]
-    pieces = [quick(name).fit(task).logits(queries) for task, queries in parts]
-    close(torch.cat(pieces), answer(quick(name), p))
+    method = quick(name)
+    pieces = [method.fit(given(method, task)).logits(queries) for task, queries in parts]
+    close(torch.cat(pieces), answer(method, p))
 
 
 @every_method
 def test_a_query_is_answered_whoever_else_asks(name: str, n_base: int) -> None:
     p = problem(n_base=n_base)
-    solution = quick(name).fit(p.task)
+    solution = quick(name).fit(given(quick(name), p.task))
     few = Queries(*(part[:, 2:5] for part in (p.queries.features, p.queries.base_logits)))
     assert p.queries.pictures is not None
     few = dataclasses.replace(few, pictures=p.queries.pictures[:, 2:5])
@@ -216,7 +251,11 @@ def test_a_query_is_answered_whoever_else_asks(name: str, n_base: int) -> None:
 def test_an_empty_unlabelled_set_gives_the_inductive_answer(name: str, n_base: int) -> None:
     p = problem(n_base=n_base, unlabelled_novel=0, unlabelled_base=0)
     assert p.task.unlabelled.shape[1] == 0
-    close(answer(quick(name), p), answer(NearestPrototype(), p))
+    method = quick(name)
+    if method.uses_unlabelled:
+        close(answer(method, p), answer(NearestPrototype(), p))
+    else:
+        close(answer(method, p), answer(method, problem(n_base=n_base)))
 
 
 @every_method
@@ -243,7 +282,8 @@ def test_an_unlabelled_set_of_one_picture(name: str, n_base: int) -> None:
         base_unlabelled=p.task.base_unlabelled[:, :1],
         pictures=dataclasses.replace(p.task.pictures, unlabelled=p.task.pictures.unlabelled[:, :1]),
     )
-    assert torch.isfinite(quick(name).fit(one).logits(p.queries)).all()
+    method = quick(name)
+    assert torch.isfinite(method.fit(given(method, one)).logits(p.queries)).all()
 
 
 @every_method
@@ -305,6 +345,7 @@ def test_the_registry_names_the_papers_methods() -> None:
         "distilled-adaptation",
         "soft-k-means",
         "masked-soft-k-means",
+        "lwof",
     } <= set(methods())
     with pytest.raises(FewgraftError, match="Did you mean 'proposed'"):
         method_spec("proposd")
@@ -312,6 +353,15 @@ def test_the_registry_names_the_papers_methods() -> None:
         method_spec("+pr").method.changed(step=3)
     with pytest.raises(FewgraftError, match="'steps' is beyond ±1,000,000"):
         method_spec("+pr").method.changed(steps=10**5000)
+
+
+@pytest.mark.parametrize("name", [name for name, spec in methods().items() if spec.method.pieces])
+def test_pieces_have_the_methods_name_and_are_asked_for(name: str) -> None:
+    method = method_spec(name).method
+    assert isinstance(method, TrainedMethod)
+    assert method.pieces == name
+    with pytest.raises(FewgraftError, match="needs what it has learnt"):
+        method.fit(problem().task)
 
 
 @pytest.mark.parametrize("name", list(methods()))
@@ -322,7 +372,7 @@ def test_what_may_be_searched_exists(name: str) -> None:
             assert getattr(method.changed(**{key: value}), key) == value
 
 
-@pytest.mark.parametrize("name", [name for name, spec in methods().items() if spec.method.search])
+@pytest.mark.parametrize("name", [name for name in SOME if method_spec(name).method.search])
 def test_a_search_chooses_how_strong_and_not_whether(name: str) -> None:
     """Neither a switch nor a 0, and no value at which the method answers as if there were no U."""
     spec, p = (
@@ -334,7 +384,8 @@ def test_a_search_chooses_how_strong_and_not_whether(name: str) -> None:
         for value in values:
             assert not isinstance(value, bool), f"{key} is a switch"
             assert value != 0, f"{key} = 0 turns a part of it off"
-            assert not torch.equal(answer(quick(name).changed(**{key: value}), p), inductive)
+            changed = quick(name).changed(**{key: value, **FEWER.get(name, {})})
+            assert not torch.equal(answer(changed, p), inductive)
 
 
 @pytest.mark.parametrize("name", [name for name, spec in methods().items() if spec.method.search])

@@ -1,5 +1,7 @@
 """The head of the tool: whitening, class weights, rehearsed lessons. Checked by other means."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +11,16 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
 from fewgraft.app.estimator import FewgraftClassifier
-from fewgraft.app.learning import head, rehearsal
-from fewgraft.app.learning.rehearsal import RehearsedLesson, can_rehearse, rehearse
+from fewgraft.app.features.embedding import untracked
+from fewgraft.app.learning import base, head, rehearsal
+from fewgraft.app.learning.rehearsal import (
+    FOLDS,
+    Rehearsal,
+    RehearsedLesson,
+    can_rehearse,
+    rehearse,
+)
+from fewgraft.prototypes import Refinement, direction_logits, prototypes, refine
 from fewgraft.whitening import (
     LARGEST_WHITENED,
     class_means,
@@ -36,6 +46,12 @@ def photos(
     labels = torch.arange(classes).repeat_interleave(each)
     drawn = torch.randn(len(labels), width, generator=rng)
     return means[labels] + noise * spread * drawn, labels
+
+
+def rehearsed(features: Tensor, labels: Tensor, n_classes: int) -> Rehearsal:
+    """After all folds."""
+    *_, done = rehearse(features, labels, n_classes)
+    return done
 
 
 def test_whitened_distances_are_those_of_a_linear_discriminant() -> None:
@@ -154,8 +170,8 @@ def test_what_a_bias_loses_and_finds_against_a_loop() -> None:
 
 def test_rehearsals_are_repeatable_and_say_something() -> None:
     features, labels = photos(12, 30, noise=0.4)
-    border = rehearse(features, labels, 12).border()
-    assert border == rehearse(features, labels, 12).border()
+    border = rehearsed(features, labels, 12).border()
+    assert border == rehearsed(features, labels, 12).border()
     assert border is not None
     assert border.counts == (1, 2, 5, 10, 20)
     assert border.ways == 4  # a third of 12
@@ -165,6 +181,43 @@ def test_rehearsals_are_repeatable_and_say_something() -> None:
         assert curve.found[-1] > curve.found[0]
     low, high = border.shares
     assert low < 0.3 < high
+
+
+def test_a_base_goes_on_with_the_fold_that_chose_its_space() -> None:
+    """It is what all folds at once give, for the shrinkage that does better in the first one."""
+    features, labels = photos(12, 20, noise=0.4)
+    shrinkage, found = base._rehearsed(features, labels, 12, untracked)
+    *_, expected = rehearse(features, labels, 12, shrinkage=shrinkage)
+    assert len(found.cosines) == FOLDS
+    assert (found.border(), found.gamma()) == (expected.border(), expected.gamma())
+    other = base.NOT_WHITENED if shrinkage is None else None
+    worth = []
+    for way in (shrinkage, other):
+        first = next(rehearse(features, labels, 12, shrinkage=way))
+        border = first.border()
+        assert border is not None
+        worth.append(first.accuracy + base._gained(border))
+    assert worth[0] >= worth[1]
+
+
+def test_a_bias_on_new_classes_in_the_pseudo_labels_is_the_refinement_s() -> None:
+    """All biases at once, as less for old classes, against one after the other."""
+    rng = torch.Generator().manual_seed(0)
+    weights, support, u = (normalize(torch.randn(n, D, generator=rng), dim=-1) for n in (4, 6, 30))
+    fold = SimpleNamespace(weights=weights)
+    examples = rehearsal._Examples(support, torch.arange(3).repeat_interleave(2), 2, 3)
+    novel, counts = rehearsal._refined(fold, examples, u)  # type: ignore[arg-type]
+    for place, bias in enumerate(rehearsal.UNLABELLED_BIASES):
+        sharpness = rehearsal.SHARPNESS
+        config = Refinement(rehearsal.STEPS, rehearsal.ALPHA, novel_bias=sharpness * bias)
+        own = support[None], examples.labels[None]
+        base_logits = direction_logits(u[None], weights, sharpness)
+        start = prototypes(*own, 3)
+        expected = refine(start, *own, u[None], base_logits, sharpness, config)
+        torch.testing.assert_close(novel[place], expected[0], rtol=1e-4, atol=1e-5)
+        logits = torch.cat([base_logits[0], sharpness * (u @ expected[0].T + bias)], dim=-1)
+        counted = 2 + logits.softmax(-1)[:, 4:].sum(0)
+        torch.testing.assert_close(counts[place], counted, rtol=1e-4, atol=1e-5)
 
 
 def test_held_out_photos_are_neighbours_and_never_all() -> None:

@@ -101,7 +101,7 @@ def test_the_unlabelled_set_weights_are_those_that_made_the_prototypes(
         job = job_of(the_row(results, method))
         refinement = job.configured
         assert isinstance(refinement, PrototypeRefinement)
-        task = bench.split_features(job).task(bench.episodes(job)[0], slice(0, 2), pictures=False)
+        task = bench.split_features(job).task(bench.episodes(job)[0], slice(0, 2))
         weights = unlabelled_weights(refinement, task)
         fitted = refinement.fit(task).novel
         for e in range(2):

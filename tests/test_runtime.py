@@ -99,7 +99,7 @@ def two_networks(tmp_path_factory: pytest.TempPathFactory) -> "tuple[Path, Path]
 def test_a_damaged_or_foreign_network_is_not_used(
     harm: str, two_networks: "tuple[Path, Path]"
 ) -> None:
-    """The foreign one is a whole network with a verdict of its own: only its features tell."""
+    """The foreign one is a whole network with a verdict of its own, which names another one."""
     sound, foreign = two_networks
     folder = networks_root() / sound.name
     shutil.copytree(foreign if harm == "foreign" else sound, folder)

@@ -767,3 +767,12 @@ def test_made_rows_are_as_the_runner_makes_them(real: Results, add: Add) -> None
     there = next(row for row in real.rows() if (row.method, row.setting) == ("+pr", "s2i"))
     assert made.episode_settings == there.episode_settings
     assert set(made.metrics) == set(there.metrics) == set(METRICS)
+
+
+def test_a_remark_on_a_method_is_a_footnote(add: Add, results: Results) -> None:
+    add("nearest-prototype", flat(50), "incremental")
+    assert "†" not in build(results).note
+    add("lcwof", flat(51), "incremental")
+    table = build(results)
+    assert set(lines(table)) == {"Imprint", "LCwoF (heads) †"}
+    assert "; † LCwoF (heads) sees one stored picture per base class" in table.note

@@ -10,13 +10,17 @@ from fewgraft import zoo
 from fewgraft.data.catalogue import add_data
 from fewgraft.data.store import ImageStore
 from fewgraft.errors import FewgraftError
+from fewgraft.methods import methods
 from fewgraft.methods.prototype_refinement import PrototypeRefinement
 from fewgraft.metrics import paired
+from fewgraft.model import weights_hash
+from fewgraft.pieces import load_pieces
 from fewgraft.split_features import SplitFeatures
 from fewgraft.zoo import CHECKOUT_ZOO, IN_SOURCE_TREE, ZOO, shipped_model, stage_model
 
 REFINED = PrototypeRefinement(steps=5)
 STAGES = ("pre-trained", "algorithm-1", "algorithm-2")
+ENDINGS = ("json", "safetensors")
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -32,7 +36,21 @@ def test_icons_models_load_and_fit_the_embedded_data(icons: ImageStore, stage: s
 def test_icons_models_are_small() -> None:
     files = [path for path in Path(ZOO, "icons").rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 6_000_000
-    assert {path.name for path in files} == {"model.json", "model.safetensors"}
+    kinds = {f"{what}.{ending}" for what in ("model", "pieces") for ending in ENDINGS}
+    assert {path.name for path in files} == kinds
+
+
+@pytest.mark.parametrize("folder", [ZOO / "icons", CHECKOUT_ZOO / "cifar-fs"])
+@pytest.mark.parametrize("shots", [1, 5])
+def test_what_methods_have_learnt_ships_with_its_model(folder: Path, shots: int) -> None:
+    learners = [spec for spec in methods().values() if spec.method.pieces]
+    for spec in learners:
+        pieces = load_pieces(folder, spec.method.pieces, shots)
+        assert pieces.card.stage == spec.stage
+        assert pieces.card.weights == weights_hash(stage_model(folder, spec.stage))
+        assert pieces.card.settings.keys() >= {"steps", "novel", "seed"}
+    files = [path for path in folder.glob("*-shot/*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 3_000_000
 
 
 @pytest.mark.numerical

@@ -1,4 +1,7 @@
-"""Where tensors are computed: named by whoever asks, and checked before any work is done."""
+"""Where tensors are computed, named by whoever asks and checked first; and by how many threads."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -6,6 +9,7 @@ from fewgraft.errors import FewgraftError
 
 CPU = torch.device("cpu")
 AUTO = "auto"
+WORTH_THREADS = 10**9  # products; threads for less mostly wait for each other
 
 
 def choose_device(name: str | torch.device) -> torch.device:
@@ -37,3 +41,23 @@ def _absent(name: str | torch.device, there: list[str]) -> FewgraftError:
     return FewgraftError(
         f"there is no device '{name}' here", f"There are: {', '.join([AUTO, *there])}."
     )
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """No more than one thread inside, for many small sums.
+
+    A thread that waits for the next small sum spins, and on a busy machine all wait for the one
+    that was not given a core: that has cost ten times the processor time.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def threads_for(products: int) -> AbstractContextManager[None]:
+    """As many threads as there are where the largest sum has many products, otherwise one."""
+    return nullcontext() if products >= WORTH_THREADS else one_thread()

@@ -28,6 +28,7 @@ from fewgraft.data.store import ImageStore
 from fewgraft.draws import Indices, KeyStream, smallest
 from fewgraft.errors import FewgraftError, nearest
 
+UNEQUAL = 1 << 40  # streams from here on share U out
 DISTRACTOR = -1  # the label of an unlabelled picture whose class the episode does not have
 
 
@@ -65,6 +66,8 @@ class EpisodeSettings:
         novel_share: Share of U that shows novel classes.
         distractors: Classes in U that are neither base nor novel in this episode.
         distractor_pictures: Pictures of each of them, on top of `unlabelled`.
+        dirichlet: Concentration of the Dirichlet distribution that shares U out among the novel
+            classes; the smaller, the more unequal. 0 gives all classes the same number.
         seed: Names the sequence of episodes.
 
     Raises:
@@ -87,6 +90,7 @@ class EpisodeSettings:
     distractors: int = 0
     distractor_pictures: int = 30
     seed: int = 0
+    dirichlet: int = 0
 
     def __post_init__(self) -> None:
         """Refuse what no episode can satisfy."""
@@ -99,7 +103,8 @@ class EpisodeSettings:
         for name in ("ways", "shots", "queries"):
             if getattr(self, name) < 1:
                 raise FewgraftError(f"an episode needs {name} ≥ 1, not {getattr(self, name)}")
-        for name in ("base_queries", "unlabelled", "distractors", "distractor_pictures", "seed"):
+        counts = ("base_queries", "unlabelled", "distractors", "distractor_pictures", "dirichlet")
+        for name in (*counts, "seed"):
             if getattr(self, name) < 0:
                 raise FewgraftError(f"{name} must not be negative, as {getattr(self, name)} is")
         if self.seed >= 2**64:
@@ -111,10 +116,11 @@ class EpisodeSettings:
                 f"'{self.setting}' has no base classes: base_queries must be 0 and novel_share 1",
                 "EpisodeSettings.paper(setting, shots) fills in what fits.",
             )
-        if self.distractors and self.kind.unlabelled != "extra":
+        if (self.distractors or self.dirichlet) and self.kind.unlabelled != "extra":
             raise FewgraftError(
-                f"'{self.setting}' has no unlabelled set of its own to put distractors into",
-                "Use s2i or semi-fsl, or leave distractors at 0.",
+                f"'{self.setting}' has no unlabelled set of its own to put distractors into or to "
+                "share out",
+                "Use s2i or semi-fsl, or leave distractors and dirichlet at 0.",
             )
 
     @classmethod
@@ -170,10 +176,15 @@ class EpisodeSettings:
         """How many pictures of U show novel class number `way`: equal shares, the rest in turn."""
         return len(range(way, self.novel_unlabelled, self.ways))
 
+    def record(self) -> dict[str, Any]:
+        """All of them by name; `dirichlet`, which older records do not have, where it is used."""
+        found = dataclasses.asdict(self)
+        return found if self.dirichlet else {k: v for k, v in found.items() if k != "dirichlet"}
+
     @property
     def hash(self) -> str:
         """A short name for exactly these settings."""
-        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        text = json.dumps(self.record(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 
     def __str__(self) -> str:
@@ -182,6 +193,7 @@ class EpisodeSettings:
             "none": "no U",
             "query": "U = Q",
             "extra": f"U {self.novel_unlabelled} novel + {self.base_unlabelled} base"
+            + (f", shared out by Dirichlet({self.dirichlet})" if self.dirichlet else "")
             + (
                 f" + {self.distractors}×{self.distractor_pictures} of other classes"
                 if self.distractors
@@ -348,10 +360,11 @@ def _draw_episode(pools: Pools, settings: EpisodeSettings, n_base: int, number: 
     order = names[stream.permutation(len(names))]
     classes, others = order[: settings.ways], order[settings.ways :]
     query, support, unlabelled = _Group(), _Group(), _Group()
+    shares = _shares_of_u(pools, settings, classes, number)
     for way, name in enumerate(classes.tolist()):
         pool = pools.novel[name]
         shuffled = pool[stream.permutation(len(pool))]
-        counts = (settings.queries, settings.shots, settings.unlabelled_of_way(way))
+        counts = (settings.queries, settings.shots, shares[way])
         for group, part in zip((query, support, unlabelled), _cut(shuffled, counts), strict=True):
             group.add(part, n_base + way)
     n_query, n_unlabelled = settings.base_queries if n_base else 0, settings.base_unlabelled
@@ -376,6 +389,31 @@ def _draw_episode(pools: Pools, settings: EpisodeSettings, n_base: int, number: 
         unlabelled_pictures,
         unlabelled_labels,
     )
+
+
+def _shares_of_u(
+    pools: Pools, settings: EpisodeSettings, classes: Indices, number: int
+) -> list[int]:
+    """How many pictures of U each novel class has.
+
+    A stream of its own decides, so that classes, support and queries are the same however U is
+    shared out. What a class has no pictures for goes to the others in turn, the largest first.
+    """
+    equal = [settings.unlabelled_of_way(way) for way in range(settings.ways)]
+    if not settings.dirichlet:
+        return equal
+    keys = KeyStream(settings.seed, UNEQUAL + number).keys(settings.ways * settings.dirichlet)
+    waits = -np.log((keys.astype(np.float64) + 0.5) / 2.0**64)  # exponentially distributed
+    parts = waits.reshape(settings.ways, -1).sum(1)  # Gamma(dirichlet)
+    wanted = settings.novel_unlabelled * parts / parts.sum()
+    used = settings.queries + settings.shots
+    room = np.array([len(pools.novel[name]) - used for name in classes.tolist()])
+    counts = np.minimum(np.floor(wanted), room).astype(np.int64)
+    order = np.argsort(-parts, kind="stable")
+    while (missing := settings.novel_unlabelled - counts.sum()) > 0:
+        free = order[(counts < room)[order]][:missing]
+        counts[free] += 1
+    return [int(count) for count in counts]
 
 
 def _choose_base(pools: Pools, classes: Indices, stream: KeyStream, count: int) -> Indices:

@@ -20,7 +20,7 @@ from fewgraft.devices import CPU, choose_device
 from fewgraft.episodes import Episodes, EpisodeSettings, Pools, QueryLabels, sample_episodes
 from fewgraft.errors import FewgraftError
 from fewgraft.feature_set import Array, FeatureSet
-from fewgraft.methods import method_spec
+from fewgraft.methods import method_spec, methods
 from fewgraft.methods.base import Method
 from fewgraft.metrics import NAMES, Interval, Paired, Scores, join_scores, paired, summarise
 from fewgraft.model import CosineModel, load_model
@@ -63,7 +63,7 @@ def evaluate(
         episodes: How many, at least 2.
         model: Folder of a model, folder of a training run, or a `CosineModel`. None takes the
             trained model for the data set and the method's stage of training; a `Method` gets that
-            of Algorithm 2.
+            of Algorithm 2, or the one that its pieces were learnt on.
         device: Such as "cuda". None leaves a `CosineModel` where it is and is the CPU otherwise.
         split: "test" or "val".
         seed: Names the sequence of episodes.
@@ -194,7 +194,7 @@ class Evaluation:
             "method": type(self.method).__name__,
             "hyper": _hyper(self.method),
             "data": self.data,
-            "settings": dataclasses.asdict(self.settings),
+            "settings": self.settings.record(),
             "episodes": len(self),
             "metrics": {
                 name: {"mean": _number(value.mean), "half": _number(value.half)}
@@ -292,7 +292,7 @@ class _Chosen:
 
 def _choose(method: str | Path | Method, data: str, settings: EpisodeSettings) -> _Chosen:
     if isinstance(method, Method):
-        return _Chosen(_short(method), method, OBJECT_STAGE)
+        return _Chosen(_short(method), method, _stage_of(method))
     if not isinstance(method, str | Path):
         raise FewgraftError(
             f"{method!r} is no method", "Give a name, a Python file or an object of a Method."
@@ -310,6 +310,11 @@ def _choose(method: str | Path | Method, data: str, settings: EpisodeSettings) -
                 spec.title, tuned_method(recipe, str(method), settings.shots), spec.stage
             )
     return _Chosen(spec.title, spec.method, spec.stage)
+
+
+def _stage_of(method: Method) -> str:
+    """Where a method object stands: on the model that its pieces were learnt on, else the last."""
+    return methods()[method.pieces].stage if method.pieces in methods() else OBJECT_STAGE
 
 
 def _short(method: Method) -> str:
@@ -385,24 +390,27 @@ def _features(
         if model is not None:
             raise FewgraftError("a FeatureSet has the features of its own network: leave model out")
         return data.of_split(split, device or CPU)
-    opened = _open_model(model, stage, data.manifest.name)
+    opened, beside = _open_model(model, stage, data.manifest.name)
     if device is not None and device != opened.weight.device:
         opened = copy.deepcopy(opened).to(device)  # the caller's own model stays where it is
-    return SplitFeatures(opened, data, split)
+    return SplitFeatures(opened, data, split, models=beside)
 
 
-def _open_model(model: str | Path | CosineModel | None, stage: str, data: str) -> CosineModel:
+def _open_model(
+    model: str | Path | CosineModel | None, stage: str, data: str
+) -> tuple[CosineModel, Path | None]:
+    """The model, and the folder in which it lies beside others."""
     if isinstance(model, CosineModel):
-        return model
+        return model, None
     if model is None:
         try:
-            return stage_model(models_folder(data), stage)
+            return stage_model(models_folder(data), stage), models_folder(data)
         except FewgraftError as error:
             raise FewgraftError(error.problem, where_to_get(data, "model=")) from None
     folder = Path(model)
     if (folder / "model.json").is_file():
-        return load_model(folder)
-    return stage_model(folder, stage)
+        return load_model(folder), folder.absolute().parent
+    return stage_model(folder, stage), folder
 
 
 def _queries_hash(data: ImageStore | FeatureSet, sampled: Episodes, labels: QueryLabels) -> str:

@@ -66,7 +66,10 @@ def bank_root() -> Path:
 def feature_bank(
     model: CosineModel, store: ImageStore, pictures: Indices, root: Path | None = None
 ) -> FeatureBank:
-    """The features of these pictures, from disk where they are there."""
+    """The features of these pictures, from disk where they are there.
+
+    Picture i rotated by q quarters has the index q·n + i, n pictures being in the store.
+    """
     folder = (root or bank_root()) / _key(model, store, pictures)
     path, shape = folder / "features.npy", (len(pictures), model.card.width)
     try:
@@ -75,7 +78,8 @@ def feature_bank(
         with writing(folder), replacing_folder(folder) as work:
             _compute(model, store, pictures, work / "features.npy")
         features = _read(path, shape)
-    row = _rows(torch.from_numpy(pictures), len(store))
+    total = len(store) * (1 + int(pictures.max(initial=0)) // len(store))
+    row = _rows(torch.from_numpy(pictures), total)
     return FeatureBank(torch.from_numpy(features), row)
 
 
@@ -109,8 +113,18 @@ def _compute(model: CosineModel, store: ImageStore, pictures: Indices, path: Pat
     starts = range(0, len(pictures), PICTURES_AT_A_TIME)
     for start in track(starts, f"features of {model.card.stage or 'model'}", len(starts)):
         some = pictures[start : start + PICTURES_AT_A_TIME]
-        features[start : start + len(some)] = directions(embed(store.pictures[some])).numpy()
+        features[start : start + len(some)] = directions(embed(_pixels(store, some))).numpy()
     features.flush()
+
+
+def _pixels(store: ImageStore, pictures: Indices) -> Pixels:
+    """Pictures, each rotated by its quarters."""
+    quarters, pictures = np.divmod(pictures, len(store))
+    pixels = store.pictures[pictures]
+    for turn in (1, 2, 3):
+        chosen = quarters == turn
+        pixels[chosen] = np.rot90(pixels[chosen], turn, (1, 2))
+    return pixels
 
 
 def _by_torch(model: CosineModel) -> Embed:

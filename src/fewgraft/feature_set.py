@@ -15,7 +15,7 @@ from fewgraft.episodes import Pools
 from fewgraft.errors import FewgraftError, nearest, why
 from fewgraft.feature_bank import FeatureBank
 from fewgraft.prototypes import directions, prototypes
-from fewgraft.split_features import EpisodeFeatures
+from fewgraft.split_features import EpisodeFeatures, kept_pictures
 
 Array = ArrayLike | Tensor
 
@@ -103,7 +103,18 @@ class FeatureSet:
         pictures = np.concatenate([self._indices(Part(f"{kind}/{split}")) for kind in kinds])
         chosen = torch.from_numpy(pictures)
         bank = FeatureBank.of(self.features[chosen], chosen, len(self)).to(device)
-        return EpisodeFeatures(lambda: bank, self.weights.to(device), self.gamma)
+        return EpisodeFeatures(
+            lambda: bank,
+            self.weights.to(device),
+            self.gamma,
+            base_features=lambda: self._kept_features().to(device),
+        )
+
+    def _kept_features(self) -> Tensor:
+        """Of a few pictures of base/train per class [N_b, m, d]."""
+        train = self._indices(Part.BASE_TRAIN)
+        pools = [train[self.labels[train] == label] for label in range(self.n_base)]
+        return self.features[torch.from_numpy(kept_pictures(pools))]
 
     @cached_property
     def content(self) -> str:

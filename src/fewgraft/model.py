@@ -209,8 +209,13 @@ def embed_all(model: CosineModel, pixels: Pixels, batch: int = 256) -> Tensor:
 
 def weights_hash(module: nn.Module, about: str = "", length: int = 16) -> str:
     """A name for exactly these weights, and for what else is said `about` them."""
+    return tensors_hash(module.state_dict(), about, length)
+
+
+def tensors_hash(tensors: Mapping[str, Tensor], about: str = "", length: int = 16) -> str:
+    """A name for exactly these tensors."""
     digest = hashlib.sha256(about.encode())
-    for name, tensor in sorted(module.state_dict().items()):
+    for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:length]

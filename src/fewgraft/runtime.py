@@ -3,11 +3,12 @@
 A network is exported once, when PyTorch would take longer than that, and kept by its weights:
 
     networks/KEY/network.onnx    uint8 pixels [n, size, size, channels] → features [n, d]
-    networks/KEY/verdict.json    the hash of that file and who made it, or why PyTorch stays
+    networks/KEY/verdict.json    the hash of that file, of which KEY and who made it, or why PyTorch
+                                 stays
 
-A file is used only if it is the one that the verdict names, and every process compares it with
-PyTorch on its first pictures. Each run has one thread: several batches at a time cost less than
-several threads for one batch, which wait for each other, and leave no core to nobody.
+What is exported is compared with PyTorch before it is kept. A file is used only if the verdict
+names it, this network and these versions. Each run has one thread: several batches at a time cost
+less than several threads for one batch, which wait for each other, and leave no core to nobody.
 """
 
 import copy
@@ -45,7 +46,6 @@ FASTER = 1.2  # times: what is gained by less is not worth another library
 # Largest distance of a feature from PyTorch's, relative to its length. PyTorch itself differs by
 # 1e-6 between batches of 8 and 32, onnxruntime from it by 2e-6; at 1e-4 a cosine moves by 1e-8.
 TOLERANCE = 1e-4
-COMPARED = 1  # picture, by every process that finds a network
 REPETITIONS = 2
 MOST_STREAMS = 16  # batches at a time: each has activations of its own
 BATCH = 32  # pictures at a time, of small ones
@@ -79,6 +79,7 @@ class Verdict(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     made_by: str
+    key: str  # of the network: its weights and what its pictures look like
     sha256: str = ""  # of network.onnx
     why_not: str = ""  # why PyTorch stays; empty: onnxruntime is used
 
@@ -141,7 +142,7 @@ class Runtime:
         with self._lock:
             if self._untried:
                 self._untried = False
-                self._take_kept(pixels)
+                self._take_kept()
             if self._undecided and self._seconds * ahead >= EXPORT_SECONDS:
                 self._undecided = False
                 self._keep(*self._tried(pixels))
@@ -165,17 +166,16 @@ class Runtime:
         features: NDArray[np.float32] = found.numpy()
         return features
 
-    def _take_kept(self, pixels: Pixels) -> None:
-        """Use what an earlier process made, where it is whole, ours and right."""
+    def _take_kept(self) -> None:
+        """Use what an earlier process made and compared, where it is whole and ours."""
         try:
             verdict, content = read_folder(self._root / self.key, _read)
-            if verdict.made_by != _maker() or (not verdict.why_not and not content):
+            if (verdict.made_by, verdict.key) != (_maker(), self.key):
                 return
             if not verdict.why_not:
-                session = _open(content)
-                if not self._difference(session, pixels[:COMPARED]) <= TOLERANCE:  # nor NaN
+                if not content:
                     return
-                self._session = session
+                self._session = _open(content)
             self._undecided = False
         except FewgraftError:
             return  # absent, damaged or of no use: it is made again when there is work for it
@@ -199,9 +199,10 @@ class Runtime:
                 why = f"onnxruntime takes {1 / gain:.1f} times as long"
         if why:
             self._tell(f"PyTorch computes {name}: {why}")
-            return Verdict(made_by=_maker(), why_not=why), b""
+            return Verdict(made_by=_maker(), key=self.key, why_not=why), b""
         self._session = session
-        return Verdict(made_by=_maker(), sha256=hashlib.sha256(content).hexdigest()), content
+        sha256 = hashlib.sha256(content).hexdigest()
+        return Verdict(made_by=_maker(), key=self.key, sha256=sha256), content
 
     def _difference(self, session: Any, pixels: Pixels) -> float:
         """The largest distance from PyTorch's features, relative to their length."""

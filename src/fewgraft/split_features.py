@@ -5,6 +5,7 @@ This is the one way through, for the benchmark, for validation in training and f
     EpisodeFeatures → Task → Method.fit → Solution.logits → Scores
 """
 
+import dataclasses
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -15,18 +16,23 @@ from torch import Tensor
 
 from fewgraft.data.parts import Part
 from fewgraft.data.store import ImageStore
-from fewgraft.draws import Indices
+from fewgraft.draws import Indices, KeyStream
 from fewgraft.episodes import Episodes, EpisodeSettings, Pools, QueryLabels, sample_episodes
 from fewgraft.errors import FewgraftError
 from fewgraft.feature_bank import FeatureBank, feature_bank
-from fewgraft.methods.base import Method, Queries, Task, TaskPictures
+from fewgraft.methods.base import LearntTensors, Method, Queries, Task, TaskPictures
+from fewgraft.methods.trained import TrainedMethod
 from fewgraft.metrics import Scores, join_scores, score
 from fewgraft.model import CosineModel, weights_hash
 from fewgraft.network import Network
+from fewgraft.pieces import Pieces, check_pieces, check_shapes, load_pieces
 from fewgraft.prototypes import direction_logits
 
 # Episodes at a time; part of the numbers to the last bit. Without base classes episodes are small.
 CHUNK, REGULAR_CHUNK, MOVING_CHUNK = 10, 150, 5
+NOTHING: Indices = np.empty(0, np.int64)
+KEPT = 20  # features of base/train per class, for methods that use them
+FindPieces = Callable[[Method, int], LearntTensors]  # the pieces of a method for a number of shots
 
 
 def chunks(count: int, settings: EpisodeSettings, method: Method) -> list[range]:
@@ -49,9 +55,13 @@ class EpisodeFeatures:
         weights: Tensor,
         gamma: float,
         network: Callable[[], Network] | None = None,
+        base_features: Callable[[], Tensor] | None = None,
+        learnt: FindPieces | None = None,
     ) -> None:
         self._bank = bank
         self._network = network
+        self._base_features = base_features
+        self._learnt = learnt
         self.weights = weights  # W_b [N_b, d]
         self.gamma = gamma
 
@@ -71,6 +81,24 @@ class EpisodeFeatures:
         return self._network()
 
     @cached_property
+    def base_features(self) -> Tensor:
+        """A few features of base/train per base class [N_b, m, d], for methods that use them."""
+        if self._base_features is None:
+            raise FewgraftError("this method uses features of base/train, and there are none here")
+        return self._base_features()
+
+    def learnt(self, method: Method, shots: int) -> LearntTensors | None:
+        """What a method has learnt beforehand; None for one that learns nothing."""
+        if not method.pieces:
+            return None
+        if self._learnt is None:
+            raise FewgraftError(
+                f"'{method.pieces}' needs what it has learnt beside a model",
+                "Features alone are enough for methods that learn nothing beforehand.",
+            )
+        return self._learnt(method, shots)
+
+    @cached_property
     def _base_scores(self) -> Tensor:
         """γ·cos(f, w) of every picture in the bank [m, N_b]."""
         return direction_logits(self.bank.features, self.weights, self.gamma)
@@ -79,8 +107,22 @@ class EpisodeFeatures:
         """[..., n_base] of pictures [...]; a setting without base classes has none."""
         return self._base_scores[self.bank.row[pictures], :n_base]
 
-    def task(self, episodes: Episodes, rows: slice, *, pictures: bool = False) -> Task:
-        """Some of the episodes as a method sees them."""
+    def task(self, episodes: Episodes, rows: slice, method: Method | None = None) -> Task:
+        """Some of the episodes with all that a method needs; None needs features only."""
+        task = self._plain_task(episodes, rows)
+        if method is None:
+            return task
+        return dataclasses.replace(
+            task,
+            pictures=self._pictures_of(episodes, rows) if method.moves_network else None,
+            learnt=self.learnt(method, episodes.settings.shots),
+            base_features=self.base_features if method.uses_base_features else None,
+        )
+
+    def _pictures_of(self, episodes: Episodes, rows: slice) -> TaskPictures:
+        return TaskPictures(self.network, episodes.support[rows], episodes.unlabelled[rows])
+
+    def _plain_task(self, episodes: Episodes, rows: slice) -> Task:
         support, unlabelled = episodes.support[rows], episodes.unlabelled[rows]
         return Task(
             ways=episodes.settings.ways,
@@ -90,8 +132,7 @@ class EpisodeFeatures:
             base_unlabelled=self.base_logits(unlabelled, episodes.n_base),
             weights=self.weights[: episodes.n_base],
             gamma=self.gamma,
-            numbers=torch.arange(len(episodes))[rows],
-            pictures=TaskPictures(self.network, support, unlabelled) if pictures else None,
+            numbers=torch.arange(len(episodes), device="cpu")[rows],
         )
 
     def queries(self, episodes: Episodes, rows: slice, task: Task | None = None) -> Queries:
@@ -104,7 +145,7 @@ class EpisodeFeatures:
     @torch.no_grad()
     def logits(self, method: Method, episodes: Episodes, rows: slice) -> Tensor:
         """What a method answers in some of the episodes [e, Q, N_b+N]."""
-        task = self.task(episodes, rows, pictures=method.moves_network)
+        task = self.task(episodes, rows, method)
         return method.fit(task).logits(self.queries(episodes, rows, task))
 
     def scores(
@@ -120,7 +161,10 @@ class EpisodeFeatures:
 
 
 class SplitFeatures(EpisodeFeatures):
-    """A model over the pictures of a split; its features are kept on disk, in `root`."""
+    """A model over the pictures of a split; its features are kept on disk, in `root`.
+
+    What methods have learnt lies beside the model, in the folder `models`, unless `learnt` has it.
+    """
 
     def __init__(
         self,
@@ -128,17 +172,47 @@ class SplitFeatures(EpisodeFeatures):
         store: ImageStore,
         split: str = "test",
         root: Path | None = None,
+        models: Path | None = None,
+        learnt: FindPieces | None = None,
     ) -> None:
         check_classes(model, store)
         self.model = model
         self.store = store
         self.split = split
+        self._models = models
+        self._pieces: dict[tuple[str, int], Pieces] = {}
+        device = model.weight.device
         super().__init__(
-            lambda: feature_bank(model, store, self._pictures(), root).to(model.weight.device),
+            lambda: feature_bank(model, store, self._pictures(), root).to(device),
             model.weight.detach(),
             model.gamma.item(),
             lambda: Network(model, store.pictures),
+            lambda: kept_features(model, store, root).to(device),
+            learnt or (lambda method, shots: self.pieces(method, shots).tensors),
         )
+
+    def pieces(self, method: Method, shots: int) -> Pieces:
+        """What a method has learnt on exactly this model, with its card."""
+        key = (method.pieces, shots)
+        if key not in self._pieces:
+            if self._models is None:
+                raise FewgraftError(
+                    f"'{method.pieces}' needs what it has learnt beside the model",
+                    "Give the folder of a training run instead of a model.",
+                )
+            found = load_pieces(self._models, *key)
+            check_shapes(found, self._initial(method, shots))
+            device = self.weights.device
+            tensors = {name: tensor.to(device) for name, tensor in found.tensors.items()}
+            self._pieces[key] = dataclasses.replace(found, tensors=tensors)
+        hyper = dataclasses.asdict(method)  # type: ignore[call-overload]
+        check_pieces(self._pieces[key], hyper, self.weights_hash)
+        return self._pieces[key]
+
+    def _initial(self, method: Method, shots: int) -> LearntTensors:
+        """What pieces look like."""
+        assert isinstance(method, TrainedMethod)
+        return method.initial(self.weights.cpu(), self.gamma, shots, torch.Generator())
 
     def _pictures(self) -> Indices:
         kinds = ("base", "novel")
@@ -164,6 +238,26 @@ class SplitFeatures(EpisodeFeatures):
         labels = torch.from_numpy(self.store.labels)[pictures]
         answers = self.base_logits(pictures, len(self.weights)).argmax(1).cpu()
         return (answers == labels).double().mean().item()
+
+
+def kept_features(model: CosineModel, store: ImageStore, root: Path | None = None) -> Tensor:
+    """Directions [N_b, m, d] of the same few pictures of base/train per class; m is up to 20."""
+    pools = store.by_class(Part.BASE_TRAIN)
+    chosen = kept_pictures([pools.get(label, NOTHING) for label in range(len(store.base_classes))])
+    bank = feature_bank(model, store, np.unique(chosen), root)
+    return bank[torch.from_numpy(chosen)]
+
+
+def kept_pictures(pools: list[Indices]) -> Indices:
+    """[N_b, m] of the pictures of each base class; m is as many as the smallest class allows."""
+    count = min([KEPT, *map(len, pools)])
+    if count == 0:
+        raise FewgraftError(
+            "this method uses features of base/train, and a base class has no pictures there",
+            "Add some of every base class.",
+        )
+    chosen = [pool[KeyStream(0, k).choose(len(pool), count)] for k, pool in enumerate(pools)]
+    return np.stack(chosen) if chosen else np.empty((0, count), np.int64)
 
 
 def check_classes(model: CosineModel, store: ImageStore) -> None:

@@ -70,9 +70,11 @@ def whitening_of(residuals: Tensor, freedom: int, shrinkage: float) -> Tensor:
     """
     width = residuals.shape[1]
     identity = torch.eye(width, dtype=torch.float64)
+    if shrinkage >= 1:
+        return identity.to(residuals.dtype)
     covariance = residuals.double().T @ residuals.double() / max(freedom, 1)
     mean_variance = covariance.trace() / width
-    if shrinkage >= 1 or mean_variance <= 0:
+    if mean_variance <= 0:
         return identity.to(residuals.dtype)
     shrunk = (1 - shrinkage) * covariance / mean_variance + shrinkage * identity
     factor = torch.linalg.cholesky(shrunk)

@@ -45,7 +45,8 @@ def shipped_model(name: str, stage: str) -> CosineModel:
     """A model inside the package, such as ("icons", "algorithm-2")."""
     folder = ZOO / name / stage
     if not folder.is_dir():
-        known = [f"{path.parent.name}/{path.name}" for path in ZOO.glob("*/*")]
+        cards = [card.parent for card in ZOO.glob("*/*/model.json")]
+        known = [f"{path.parent.name}/{path.name}" for path in cards]
         raise FewgraftError(
             f"no model '{name}/{stage}' ships with this version", nearest(f"{name}/{stage}", known)
         )

@@ -115,10 +115,9 @@ class FewgraftClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self.backbone is None:
             self.model_ = _base_of_arrays(X, labels, self.classes_)
         else:
-            model, self.failed_ = build_base(
-                self._start(), _by_class(_photos(X), labels), keep=self.keep
-            )
-            self.model_ = model if self.device is None else model.cpu()
+            built = build_base(self._start(), _by_class(_photos(X), labels), keep=self.keep)
+            self.failed_, self.notes_ = built.failed, built.notes
+            self.model_ = built.model if self.device is None else built.model.cpu()
         return self
 
     def _start(self) -> CosineModel:

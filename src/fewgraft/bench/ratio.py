@@ -1,11 +1,13 @@
 """How much a method depends on what is in U (the paper's Fig. 4).
 
-Two things about U vary, each while the rest stays as it is: the share of novel pictures at a fixed
-|U|, and the number of distractor classes, which are neither base nor novel in the episode. All
-points of a curve are on the same classes, supports and queries, so that the drop δ from its best to
+Three things about U vary, each while the rest stays as it is: the share of novel pictures at a
+fixed |U|; the number of distractor classes, which are neither base nor novel in the episode; and
+how unequally U is shared out among the novel classes, where there are no others. All points of a
+curve are on the same classes, supports and queries, so that the drop δ from its best to
 its worst point has the narrow interval of a paired difference.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,16 +19,19 @@ from rich import box
 from rich.table import Table
 
 from fewgraft.bench.results import Results, Row
-from fewgraft.bench.runner import Bench, Engine, in_this_process, jobs, run
+from fewgraft.bench.runner import Bench, Engine, in_this_process, jobs, makes_sense, run
 from fewgraft.episodes import EpisodeSettings, Pools, check_pools
 from fewgraft.errors import FewgraftError
 from fewgraft.methods import method_spec
+from fewgraft.methods import methods as methods_by_name
 from fewgraft.metrics import Interval, paired
 from fewgraft.training.recipe import Recipe
 
 METHODS = ("+pr", "+pr+bias", "proposed-without-adaptation")
 SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
 DISTRACTORS = (0, 2, 4, 6)
+CONCENTRATIONS = (1, 2, 5, 0)  # of a Dirichlet distribution; 0: equal numbers
+MOST_COLUMNS = 4  # methods side by side
 # Told apart by readers of any colour vision, and by their markers in print.
 COLOURS = ("#d55e00", "#e69f00", "#0072b2", "#009e73", "#cc79a7", "#56b4e9", "#000000")
 MARKERS = "osDv^<>"
@@ -40,6 +45,7 @@ class Sweep:
     field: str  # of EpisodeSettings
     values: tuple[float, ...]
     title: str
+    setting: str = "s2i"
 
     @classmethod
     def of_shares(cls, values: Sequence[float] = SHARES) -> "Sweep":
@@ -51,13 +57,29 @@ class Sweep:
         """Classes in U, on top of the rest, that are neither base nor novel."""
         return cls("distractors", tuple(sorted(set(values))), "distractor classes in U")
 
+    @classmethod
+    def of_imbalance(cls, values: Sequence[int] = CONCENTRATIONS) -> "Sweep":
+        """Novel classes share U out by a Dirichlet distribution, from most unequal to equal."""
+        ordered = sorted(set(values), key=lambda value: value or math.inf)
+        return cls("dirichlet", tuple(ordered), "concentration of class counts in U", "semi-fsl")
+
+    def label(self, value: float) -> str:
+        """A value as readers see it."""
+        return "equal" if self.field == "dirichlet" and not value else f"{value:g}"
+
+    def places(self, values: Sequence[float]) -> Sequence[float]:
+        """Where values are on an axis."""
+        return range(len(values)) if self.field == "dirichlet" else values
+
     def possible(
         self, pools: Pools, shots: int, split: str
     ) -> tuple[tuple[float, ...], dict[float, str]]:
         """The values that the pictures suffice for, and why the others are left out."""
         there, left_out = [], {}
         for value in self.values:
-            settings = EpisodeSettings.paper("s2i", shots, split=split, **{self.field: value})
+            settings = EpisodeSettings.paper(
+                self.setting, shots, split=split, **{self.field: value}
+            )
             try:
                 check_pools(pools, settings)
                 there.append(value)
@@ -88,10 +110,12 @@ class Swept:
 
     def __str__(self) -> str:
         """The drops in a sentence."""
+        bands = "; bands are 95 % intervals" if len(self.curves) <= MOST_COLUMNS else ""
         drops = ", ".join(f"{curve.title} {curve.drop}" for curve in self.curves)
         return (
-            f"Joint accuracy against the {self.sweep.title} ({_listed(self.values)}), "
-            f"{self.shots}-shot, {self.episodes} episodes; bands are 95 % intervals. Drop δ from "
+            f"{'Joint accuracy' if self.sweep.setting == 's2i' else 'Accuracy'} against the "
+            f"{self.sweep.title} ({', '.join(map(self.sweep.label, self.values))}), "
+            f"{self.shots}-shot, {self.episodes} episodes{bands}. Drop δ from "
             f"the best to the worst point, in percentage points: {drops}."
         )
 
@@ -111,7 +135,7 @@ def run_sweep(
     engine: Engine = in_this_process,
 ) -> Swept:
     """Rows for every method at every value; those that are there are not computed again."""
-    _check_methods(methods)
+    _check_methods(methods, sweep.setting)
     pools = Pools.of(bench.store(recipe.data), split)
     values, left_out = sweep.possible(pools, shots, split)
     if not values:
@@ -123,7 +147,15 @@ def run_sweep(
         job
         for value in values
         for job in jobs(
-            recipe, models, methods, ["s2i"], [shots], episodes, split, seed, {sweep.field: value}
+            recipe,
+            models,
+            methods,
+            [sweep.setting],
+            [shots],
+            episodes,
+            split,
+            seed,
+            {sweep.field: value},
         )
     ]
     found: dict[str, list[Row]] = {name: [] for name in methods}
@@ -133,15 +165,24 @@ def run_sweep(
     return Swept(sweep, shots, episodes, values, left_out, curves)
 
 
-def _check_methods(names: Sequence[str]) -> None:
-    hint = f"Such as: {', '.join(METHODS)}"
+def features_methods(setting: str) -> list[str]:
+    """Methods that move no network, learn nothing beforehand and have a row in a setting."""
+    return [
+        name
+        for name, spec in methods_by_name().items()
+        if makes_sense(spec, setting) and not (spec.method.moves_network or spec.method.pieces)
+    ]
+
+
+def _check_methods(names: Sequence[str], setting: str) -> None:
+    hint = f"Such as: {', '.join(METHODS if setting == 's2i' else features_methods(setting))}"
     if not names or len(set(names)) < len(names):
         raise FewgraftError("name one or more methods, each once", hint)
     for name in names:
-        spec = method_spec(name)
-        if not (spec.joint and spec.method.uses_unlabelled):
+        if not makes_sense(method_spec(name), setting):
             raise FewgraftError(
-                f"'{name}' does not use an unlabelled set of both kinds: there is nothing to vary",
+                f"'{name}' does not use the unlabelled set of '{setting}': there is nothing to "
+                "vary",
                 hint,
             )
 
@@ -155,18 +196,25 @@ def _curve(rows: Sequence[Row], results: Results) -> Curve:
 
 
 def sweep_table(swept: Swept) -> Table:
-    """One line per value, one column per method, δ below."""
+    """One line per value, one column per method, δ below; of many methods the other way round."""
     table = Table(
         title=f"Acc, % by {swept.sweep.title}, {swept.shots}-shot, {swept.episodes} episodes",
         title_justify="left",
         box=box.SIMPLE,
         padding=(0, 1, 0, 0),
     )
+    labels = [*map(swept.sweep.label, swept.values), "δ"]
+    if len(swept.curves) > MOST_COLUMNS:
+        for label in ("", *labels):
+            table.add_column(label, justify="right" if label else "left")
+        for curve in swept.curves:
+            table.add_row(curve.title, *map(str, (*curve.acc, curve.drop)))
+        return table
     table.add_column("")
     for curve in swept.curves:
         table.add_column(curve.title, justify="right")
-    for place, value in enumerate(swept.values):
-        table.add_row(f"{value:g}", *(str(curve.acc[place]) for curve in swept.curves))
+    for place, label in enumerate(labels[:-1]):
+        table.add_row(label, *(str(curve.acc[place]) for curve in swept.curves))
     table.add_section()
     table.add_row("δ", *(str(curve.drop) for curve in swept.curves))
     return table
@@ -178,27 +226,30 @@ def draw_sweeps(sweeps: Sequence[Swept]) -> Figure:
     panels = figure.subplots(1, len(sweeps), sharey=True, squeeze=False)[0]
     for axes, swept in zip(panels, sweeps, strict=True):
         _draw_panel(axes, swept)
-    panels[0].set_ylabel(f"joint accuracy, % ({sweeps[0].shots}-shot)")
+    kind = "joint accuracy" if sweeps[0].sweep.setting == "s2i" else "accuracy"
+    panels[0].set_ylabel(f"{kind}, % ({sweeps[0].shots}-shot)")
     return figure
 
 
 def _draw_panel(axes: Axes, swept: Swept) -> None:
+    places = swept.sweep.places(swept.values)
     for number, curve in enumerate(swept.curves):
         colour = COLOURS[number % len(COLOURS)]
         means = [100 * point.mean for point in curve.acc]
         low = [100 * (point.mean - point.half) for point in curve.acc]
         high = [100 * (point.mean + point.half) for point in curve.acc]
-        axes.fill_between(swept.values, low, high, color=colour, alpha=0.15, linewidth=0)
+        if len(swept.curves) <= MOST_COLUMNS:  # more bands hide each other
+            axes.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
         axes.plot(
-            swept.values,
+            places,
             means,
             color=colour,
-            marker=MARKERS[number % len(MARKERS)],
+            marker=MARKERS[(number + number // len(COLOURS)) % len(MARKERS)],
             linestyle=LINES[number % len(LINES)],
             label=f"{curve.title}, δ {100 * curve.drop.mean:.1f}",
         )
     axes.set_xlabel(swept.sweep.title)
-    axes.set_xticks(swept.values, [f"{value:g}" for value in swept.values])
+    axes.set_xticks(places, [swept.sweep.label(value) for value in swept.values])
     axes.yaxis.set_major_locator(MaxNLocator(6))
     axes.grid(axis="y", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)

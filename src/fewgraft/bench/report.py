@@ -27,8 +27,14 @@ from fewgraft.metrics import Confusion, Interval, class_accuracy, confusion, pai
 from fewgraft.parsing import read_whole
 from fewgraft.prototypes import base_evidence, direction_logits, pseudo_labels
 
-RATIO, TSNE = "ratio.png", "tsne.png"  # in the folder of the results
-FIGURES = {RATIO: "How much depends on the unlabelled set", TSNE: "One episode in feature space"}
+# In the folder of the results.
+RATIO, IMBALANCE, SCATTER, TSNE = "ratio.png", "imbalance.png", "scatter.png", "tsne.png"
+FIGURES = {
+    RATIO: "How much depends on the unlabelled set",
+    SCATTER: "Novel classes among themselves, and all classes",
+    IMBALANCE: "Unequal numbers of pictures per class",
+    TSNE: "One episode in feature space",
+}
 LOOKED_AT = ("+pr", "proposed-without-adaptation")  # the rival, and the method in question
 UNLABELLED_SHOWN, MISTAKES_SHOWN = 12, 6  # unlabelled pictures for each prototype
 LEAST_MISTAKE = 0.05  # lighter ones move nothing
@@ -113,7 +119,8 @@ class Answered:
 def answered(row: Row, bench: Bench) -> Answered:
     """The row's answers, computed again."""
     job = job_of(row)
-    if bench.split_features(job).weights_hash != row.weights:
+    now = (bench.split_features(job).weights_hash, bench.learnt(job))
+    if now != (row.weights, row.learnt):
         raise FewgraftError(f"{row.models}/{row.stage} is another model than at the time")
     episodes, answers = bench.episodes(job)
     logits = torch.cat([bench.logits(job, slice(c.start, c.stop)) for c in job.chunks])
@@ -174,7 +181,7 @@ def made_of(row: Row, number: int, bench: Bench) -> Iterator[MadeOf]:
     if not number < len(episodes):
         raise FewgraftError(f"there is no episode {number} among the {len(episodes)} of the rows")
     rows = slice(number, number + 1)
-    weights = unlabelled_weights(method, features.task(episodes, rows, pictures=False))[0]  # [U, N]
+    weights = unlabelled_weights(method, features.task(episodes, rows))[0]  # [U, N]
     labels = answers.unlabelled_labels[number]
     truth = features.store.labels[episodes.unlabelled[number].numpy()]
     for way, label in enumerate(episodes.classes[number].tolist()):

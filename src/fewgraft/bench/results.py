@@ -56,6 +56,7 @@ class Row(BaseModel):
     stage: str  # which model
     models: str  # folder of the models
     weights: str  # hash
+    learnt: str = ""  # hash of the method's pieces, where it has some
     backbone: str
     data: str  # name
     content: str  # hash of the data

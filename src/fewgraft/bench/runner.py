@@ -140,7 +140,8 @@ class Bench:
         key = (job.data, job.models, job.spec.stage, split)
         if key not in self._split_features:
             model = stage_model(job.models, job.spec.stage).to(self.device)
-            opened = SplitFeatures(model, self.store(job.data), split, self._features)
+            store = self.store(job.data)
+            opened = SplitFeatures(model, store, split, self._features, job.models)
             self._split_features[key] = opened
         return self._split_features[key]
 
@@ -163,14 +164,23 @@ class Bench:
     def identity(self, job: Job) -> dict[str, Any]:
         """All that a row's numbers depend on."""
         features = self.split_features(job)
+        learnt = self.learnt(job)
         return {
             "method": job.method,
             "hyper": dataclasses.asdict(job.configured),  # type: ignore[call-overload]
-            "episode_settings": dataclasses.asdict(job.episode_settings),
+            "episode_settings": job.episode_settings.record(),
             "episodes": job.episodes,
             "weights": features.weights_hash,
             "content": features.store.manifest.content,
+            **({"learnt": learnt} if learnt else {}),
         }
+
+    def learnt(self, job: Job) -> str:
+        """A name for exactly what the job's method has learnt beforehand; "" for nothing."""
+        if not job.configured.pieces:
+            return ""
+        features, shots = self.split_features(job), job.episode_settings.shots
+        return features.pieces(job.configured, shots).hash
 
     def row(self, job: Job, scores: Scores, seconds: float, threads: int) -> Row:
         """The complete record of a finished job."""
@@ -308,6 +318,7 @@ def rerun(row: Row, bench: Bench) -> tuple[Scores, list[str]]:
     features, (episodes, _) = bench.split_features(job), bench.episodes(job)
     now = {
         "weights": (row.weights, features.weights_hash),
+        "what was learnt": (row.learnt, bench.learnt(job)),
         "data": (row.content, features.store.manifest.content),
         "episodes": (row.episode_hash, episodes.hash),
         **{f"version of {k}": (row.versions.get(k), v) for k, v in versions().items()},

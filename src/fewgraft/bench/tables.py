@@ -20,6 +20,7 @@ from fewgraft.methods import methods
 from fewgraft.metrics import NAMES, Interval, Scores, paired
 
 MISSING = "–"
+DAGGER = "†"
 BASELINE = ("meta-inc-baseline", "incremental")
 MAIN = {
     "incremental": "Incremental FSL (inductive)",
@@ -291,13 +292,33 @@ def title_of(method: str) -> str:
     return spec.title if spec else method
 
 
+def _marked_title(method: str) -> str:
+    """The same, with a dagger where a footnote has a remark."""
+    return f"{title_of(method)} {DAGGER}" if _remark_of(method) else title_of(method)
+
+
+def _remark_of(method: str) -> str:
+    spec = methods().get(method)
+    return spec.remark if spec else ""
+
+
+def _remarks(rows: Sequence[Row]) -> str:
+    """What must be known of methods with a dagger."""
+    known = dict.fromkeys(row.method for row in rows)
+    return "; ".join(
+        f"{DAGGER} {title_of(method)} {_remark_of(method)}"
+        for method in known
+        if _remark_of(method)
+    )
+
+
 def _named_lines(chosen: ChosenRows, setting: str) -> list[_Line]:
     """One line per method, with its backbone."""
     lines = []
     for method in chosen.methods(setting):
         entries = chosen.by_shots(method, setting)
         backbones = dict.fromkeys(entry.row.backbone for entry in entries.values())
-        lines.append(_Line((title_of(method), ", ".join(backbones) or MISSING), entries))
+        lines.append(_Line((_marked_title(method), ", ".join(backbones) or MISSING), entries))
     return lines
 
 
@@ -375,6 +396,7 @@ def _note(rows: Sequence[Row], remark: str) -> str:
         "± 95 % interval over episodes",
         "bold: the paired interval against every other row of its section excludes 0",
         remark,
+        _remarks(rows),
         f"tuned hyper-parameters: recipe {', '.join(dict.fromkeys(row.recipe for row in rows))}",
         _mixed_models(rows),
     ]

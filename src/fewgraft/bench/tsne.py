@@ -134,7 +134,7 @@ def feature_space(bench: Bench, job: Job, number: int, shown: Shown) -> FeatureS
     seen, (episodes, _) = bench.split_features(job), bench.episodes(job)
     method = job.configured
     rows = slice(number, number + 1)
-    solution = method.fit(seen.task(episodes, rows, pictures=method.moves_network))
+    solution = method.fit(seen.task(episodes, rows, method))
     base = list(shown.base)
     if isinstance(solution, NovelWeights):
         features = seen.bank[shown.pictures]

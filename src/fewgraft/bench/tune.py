@@ -11,7 +11,7 @@ from fewgraft.bench.runner import Bench, Job
 from fewgraft.episodes import EpisodeSettings
 from fewgraft.errors import FewgraftError
 from fewgraft.methods import method_spec
-from fewgraft.methods.base import Method
+from fewgraft.methods.base import Method, MethodSpec
 from fewgraft.metrics import Paired, Scores, join_scores, paired
 from fewgraft.progress import track
 from fewgraft.training.recipe import Recipe
@@ -70,10 +70,10 @@ def tune(
     episodes: int,
     bench: Bench,
 ) -> Iterator[Tuned]:
-    """The best of each method's `search` at each number of shots, in the semi-supervised setting.
+    """The best of each method's `search` at each number of shots, in the method's own setting.
 
-    Joint methods are tuned on base and novel classes together. What the recipe has chosen already
-    and the method does not search stays as it is.
+    Joint methods are tuned on base and novel classes together, and those that use U with one of its
+    own. What the recipe has chosen already and the method does not search stays as it is.
     """
     for name in names:
         method = method_spec(name).method
@@ -89,8 +89,7 @@ def _best(
     spec = method_spec(name)
     chosen = recipe.hyper(name, shots)
     fixed = {key: value for key, value in chosen.items() if key not in spec.method.search}
-    setting = "s2i" if spec.joint else "semi-fsl"
-    settings = EpisodeSettings.paper(setting, shots, split="val", seed=SEED)
+    settings = EpisodeSettings.paper(own_setting(spec), shots, split="val", seed=SEED)
 
     def scores(hyper: dict[str, Any]) -> Scores:
         job = Job(recipe.name, recipe.data, name, hyper, settings, episodes, models)
@@ -109,6 +108,13 @@ def _best(
     [default] = evaluate([registered(spec.method)])
     gain = paired(best.scores.acc, default.scores.acc)
     return Tuned(name, shots, best, gain, candidates)
+
+
+def own_setting(spec: MethodSpec) -> str:
+    """Where a method is tuned."""
+    if spec.method.uses_unlabelled:
+        return "s2i" if spec.joint else "semi-fsl"
+    return "incremental" if spec.joint else "fsl"
 
 
 def registered(method: Method) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """`fewgraft bench`: evaluate methods on frozen episodes, and look at the results."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,13 +21,22 @@ from fewgraft.cli.bench_options import (
 from fewgraft.cli.tool import DeviceOption
 from fewgraft.errors import FewgraftError, writing
 
+if TYPE_CHECKING:
+    from fewgraft.bench.runner import Job
+
+ALL = ("all", "all-features")  # words for many methods
 app = typer.Typer(
     help="Evaluate methods on frozen episodes, and look at the results.", no_args_is_help=True
 )
 
 app.command()(bench_tables.table)
 app.command()(bench_tables.compare)
-for command in (bench_figures.ratio, bench_figures.tsne, bench_figures.report):
+for command in (
+    bench_figures.ratio,
+    bench_figures.tsne,
+    bench_figures.scatter,
+    bench_figures.report,
+):
     app.command()(command)
 
 
@@ -37,7 +46,8 @@ def run(
     methods: Annotated[
         str,
         typer.Option(
-            help="Evaluate these methods, separated by commas; `bench methods` lists them."
+            help="Evaluate these methods, separated by commas; `bench methods` lists them. "
+            "all-features is all that move no network."
         ),
     ] = "all",
     settings: Annotated[
@@ -78,7 +88,6 @@ def run(
     from fewgraft.devices import choose_device
     from fewgraft.episodes import SETTINGS
     from fewgraft.files import make_folder
-    from fewgraft.methods import methods as known_methods
     from fewgraft.training.recipe import load_recipe
     from fewgraft.zoo import models_folder
 
@@ -89,13 +98,15 @@ def run(
     wanted = jobs(
         loaded,
         models or models_folder(loaded.name),
-        list(known_methods()) if methods == "all" else listed(methods),
+        _named(methods),
         list(SETTINGS) if settings == "all" else listed(settings),
         numbers(shots),
         episodes,
         split,
         seed,
     )
+    if methods in ALL:
+        wanted = _with_pieces(wanted)
     if not wanted:
         raise FewgraftError("none of these methods fits any of these settings")
     folder = out or Path("results") / loaded.name
@@ -110,6 +121,30 @@ def run(
                 f"Acc {row.interval('acc')}  {row.seconds:7.1f} s{'' if computed else '  (there)'}"
             )
     typer.echo(f"{done} rows computed, {len(wanted) - done} were there: {folder}/results.jsonl")
+
+
+def _named(methods: str) -> list[str]:
+    """What a list of methods, or a word for many of them, stands for."""
+    from fewgraft.methods import methods as known
+
+    if methods not in ALL:
+        return listed(methods)
+    return [
+        name for name, spec in known().items() if methods == "all" or not spec.method.moves_network
+    ]
+
+
+def _with_pieces(jobs: "list[Job]") -> "list[Job]":
+    """The jobs whose methods have learnt what they need; the others are named."""
+    from fewgraft.pieces import has_pieces
+
+    ready = [
+        has_pieces(job.models, job.configured.pieces, job.episode_settings.shots) for job in jobs
+    ]
+    missing = {job.configured.pieces for job, there in zip(jobs, ready, strict=True) if not there}
+    for name in sorted(missing):
+        typer.echo(f"left out: {name}; `fewgraft train RECIPE --only {name}` first", err=True)
+    return [job for job, there in zip(jobs, ready, strict=True) if there]
 
 
 @app.command()
@@ -173,9 +208,12 @@ def tune(
 def list_methods() -> None:
     """List the methods with their titles and the models whose features they use.
 
+    "Balanced" marks those that assume equally many unlabelled pictures per class.
+
     Example: fewgraft bench methods
     """
     from fewgraft.methods import methods
 
     for spec in methods().values():
-        typer.echo(f"{spec.name:<28} {spec.title} ({spec.stage})")
+        balanced = ", balanced" if spec.balanced else ""
+        typer.echo(f"{spec.name:<28} {spec.title} ({spec.stage}{balanced})")

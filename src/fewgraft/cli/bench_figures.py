@@ -25,15 +25,25 @@ def ratio(
     methods: Annotated[
         str,
         typer.Option(
-            help="Evaluate these methods, separated by commas; `bench methods` lists them."
+            help="Evaluate these methods, separated by commas; `bench methods` lists them. "
+            "If not given: +pr,+pr+bias,proposed-without-adaptation, and with --imbalance all that "
+            "move no network."
         ),
-    ] = "+pr,+pr+bias,proposed-without-adaptation",
+    ] = "",
     shares: Annotated[
         str, typer.Option(help="Vary the share of novel pictures in U over these values.")
     ] = "0.1,0.3,0.5,0.7,0.9",
     distractors: Annotated[
         str, typer.Option(help="Vary how many classes in U are neither base nor novel.")
     ] = "0,2,4,6",
+    imbalance: Annotated[
+        bool,
+        typer.Option(
+            "--imbalance",
+            help="Vary instead how unequally novel classes share U, in semi-fsl: their numbers of "
+            "pictures follow a Dirichlet distribution.",
+        ),
+    ] = False,
     shots: Annotated[
         int, typer.Option(min=1, help="Give so many labelled pictures per novel class.")
     ] = 1,
@@ -45,20 +55,29 @@ def ratio(
 ) -> None:
     """Vary what is in the unlabelled set U: its share of novel pictures, then its distractors.
 
-    Prints tables, and draws ratio.png into the folder of the results. The rows go to its
-    sub-folder ratio/, because they are not the paper's settings. Interrupted, the same command goes
-    on.
+    Prints tables, and draws ratio.png, or imbalance.png, into the folder of the results. The rows
+    go to its sub-folder ratio/, because they are not the paper's settings. Interrupted, the same
+    command goes on.
 
     Examples:
 
       fewgraft bench ratio icons
 
       fewgraft bench ratio cifar-fs --shares 0.1,0.5,0.9 --distractors 0,5 --shots 5
+
+      fewgraft bench ratio cifar-fs --imbalance
     """
     from rich.console import Console
 
-    from fewgraft.bench.ratio import Sweep, draw_sweeps, run_sweep, sweep_table
-    from fewgraft.bench.report import RATIO, write_figure
+    from fewgraft.bench.ratio import (
+        METHODS,
+        Sweep,
+        draw_sweeps,
+        features_methods,
+        run_sweep,
+        sweep_table,
+    )
+    from fewgraft.bench.report import IMBALANCE, RATIO, write_figure
     from fewgraft.bench.results import Results
     from fewgraft.bench.runner import Bench
     from fewgraft.training.recipe import load_recipe
@@ -67,7 +86,12 @@ def ratio(
     loaded, bench, console = load_recipe(recipe), Bench(), Console()
     folder = out or Path("results") / loaded.name
     (folder / "ratio").mkdir(parents=True, exist_ok=True)
-    sweeps = [Sweep.of_shares(decimals(shares)), Sweep.of_distractors(numbers(distractors))]
+    if imbalance:
+        sweeps, figure = [Sweep.of_imbalance()], folder / IMBALANCE
+        names = listed(methods) or features_methods("semi-fsl")
+    else:
+        sweeps = [Sweep.of_shares(decimals(shares)), Sweep.of_distractors(numbers(distractors))]
+        figure, names = folder / RATIO, listed(methods) or list(METHODS)
     with chosen_engine(engine) as compute:
         found = [
             run_sweep(
@@ -76,7 +100,7 @@ def ratio(
                 models or models_folder(loaded.name),
                 Results(folder / "ratio"),
                 bench,
-                methods=listed(methods),
+                methods=names,
                 shots=shots,
                 episodes=episodes,
                 seed=seed,
@@ -91,8 +115,8 @@ def ratio(
         console.print(sweep_table(swept))
         for value, reason in swept.left_out.items():
             console.print(f"{value:g} is left out: {reason}", highlight=False, markup=False)
-    write_figure(draw_sweeps(found), " ".join(map(str, found)), folder / RATIO)
-    typer.echo(f"wrote {folder / RATIO}, rows are in {folder / 'ratio'}")
+    write_figure(draw_sweeps(found), " ".join(map(str, found)), figure)
+    typer.echo(f"wrote {figure}, rows are in {folder / 'ratio'}")
 
 
 def tsne(
@@ -148,6 +172,27 @@ def tsne(
     text = describe(shown, views, episode)
     write_figure(draw_spaces(shown, views), text, folder / TSNE)
     typer.echo(f"{text}\nwrote {folder / TSNE}")
+
+
+def scatter(
+    results: Annotated[Path, typer.Argument(help="Read the results of this folder.")],
+    setting: Annotated[str, typer.Option(help="Show the rows of this setting.")] = "s2i",
+    shots: Annotated[int, typer.Option(min=1, help="Show rows of so many shots.")] = 1,
+) -> None:
+    """Draw what methods gain among novel classes against what they gain in joint accuracy.
+
+    One point per row, as differences from Meta-Inc-Baseline without U; scatter.png goes into the
+    folder of the results.
+
+    Example: fewgraft bench scatter results/cifar-fs --shots 5
+    """
+    from fewgraft.bench.report import SCATTER, write_figure
+    from fewgraft.bench.results import Results
+    from fewgraft.bench.scatter import Scatter, draw_scatter
+
+    found = Scatter.of(Results(results).rows(), setting, shots)
+    write_figure(draw_scatter(found), str(found), results / SCATTER)
+    typer.echo(f"{found}\nwrote {results / SCATTER}")
 
 
 def report(

@@ -72,12 +72,14 @@ def base(
     classes = labelled_photos(photos, at_least=1 if head else 2) if photos else {}
     start = model_of_backbone(backbone).to(choose_device(device))
     if head and names:
-        model, failed = import_base(start, head, names, classes)
+        built = import_base(start, head, names, classes)
     else:
-        model, failed = build_base(start, classes)
-    save_model(model.cpu(), out)
-    _tell_failures(failed)
-    card = model.card
+        built = build_base(start, classes)
+    save_model(built.model.cpu(), out)
+    _tell_failures(built.failed)
+    for note in built.notes:
+        typer.echo(f"note: {note}")
+    card = built.model.card
     source = f"{sum(card.examples)} photos" if card.examples else str(head)
     typer.echo(f"{len(card.classes)} classes from {source}")
     for name, value in card.metrics.items():

@@ -1,5 +1,6 @@
 """`fewgraft train`."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +25,10 @@ def train(
     stage: Annotated[
         list[str] | None,
         typer.Option(
-            help="Train only this stage: pre-trained, algorithm-1, algorithm-2; may be repeated."
+            "--only",
+            "--stage",
+            help="Train only this: a stage (pre-trained, algorithm-1, algorithm-2), what a method "
+            "such as lwof learns on a trained model, or methods for all of these; may be repeated.",
         ),
     ] = None,
     change: Annotated[
@@ -37,13 +41,16 @@ def train(
     """Train a model from pictures: pre-training, then meta-training by Algorithms 1 and 2.
 
     Ctrl-C stops after the step in hand; --resume goes on, also after a kill, and ends in the same
-    weights.
+    weights. What a method learns stands on the models in the run's folder, or on the shipped ones
+    where it has none.
 
     Examples:
 
       fewgraft train icons --out runs/icons
 
       fewgraft train my-recipe.toml --resume
+
+      fewgraft train cifar-fs --only lwof --out runs/cifar-fs
 
       accelerate launch --num_processes 2 -m fewgraft train cifar-fs
     """
@@ -59,20 +66,28 @@ def train(
     from fewgraft.data.catalogue import open_data
     from fewgraft.training.loop import Interrupted
     from fewgraft.training.report import draw_curves, summary
-    from fewgraft.training.run import STAGES, train
+    from fewgraft.training.run import METHODS, STAGES, check_learners, train
 
-    for name in stage or ():
-        if name not in STAGES:
-            raise FewgraftError(f"there is no stage '{name}'", f"Known: {', '.join(STAGES)}")
+    stages = [one for name in stage or STAGES for one in _meant(name, METHODS, loaded.learning)]
+    known = [*STAGES, METHODS, *loaded.learning]
+    for name in stages:
+        if name not in known and not name.endswith(".py"):
+            raise FewgraftError(f"there is no stage '{name}'", f"Known: {', '.join(known)}")
+    check_learners(loaded, [name for name in stages if name not in STAGES])
     accelerator = Accelerator()
     try:
-        metrics = train(loaded, open_data(loaded.data), folder, stage or STAGES, accelerator)
+        metrics = train(loaded, open_data(loaded.data), folder, stages, accelerator)
     except Interrupted as interrupted:
         typer.echo(f"{interrupted}. Go on with --resume.", err=True)
         raise typer.Exit(130) from None
     if accelerator.is_main_process:
         typer.echo(summary(metrics))
         typer.echo(f"wrote {draw_curves(folder) or folder}")
+
+
+def _meant(name: str, everything: str, learners: Iterable[str]) -> list[str]:
+    """One word may stand for all methods that learn."""
+    return list(learners) if name == everything else [name]
 
 
 def _pair(text: str) -> tuple[str, str]:

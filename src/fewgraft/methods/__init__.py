@@ -1,7 +1,7 @@
 """Methods by name, one file per paper.
 
-A file in this folder that defines `METHODS` adds to the registry: nothing else has to be edited. A
-file anywhere else can be used by its path instead of a name.
+A file in this folder, or in one below it, that defines `METHODS` adds to the registry: nothing else
+has to be edited. A file anywhere else can be used by its path instead of a name.
 
 Example:
     >>> "proposed" in fewgraft.methods.methods()
@@ -20,6 +20,7 @@ from pathlib import Path
 
 from fewgraft.errors import FewgraftError, nearest, reading
 from fewgraft.methods.base import MethodSpec
+from fewgraft.methods.beside_base import beside_base
 
 
 @cache
@@ -29,9 +30,10 @@ def methods() -> Mapping[str, MethodSpec]:
     Returns:
         A `MethodSpec` per name.
     """
-    modules = sorted(module.name for module in pkgutil.iter_modules(__path__))
-    found = [importlib.import_module(f"{__name__}.{module}") for module in modules]
+    modules = sorted(module.name for module in pkgutil.walk_packages(__path__, f"{__name__}."))
+    found = [importlib.import_module(module) for module in modules]
     specs = [spec for module in found for spec in getattr(module, "METHODS", ())]
+    specs += beside_base(specs)
     return {spec.name: spec for spec in sorted(specs, key=lambda spec: (spec.rank, spec.name))}
 
 

@@ -17,13 +17,14 @@ from torch import Tensor
 
 from fewgraft.errors import FewgraftError, nearest
 from fewgraft.parsing import first_problem
-from fewgraft.prototypes import direction_logits, join_logits
+from fewgraft.prototypes import direction_logits, join_logits, without_columns
 
 if TYPE_CHECKING:
     from fewgraft.network import Network
 
 LARGEST_VALUE = 1e6
 Search = Mapping[str, tuple[Any, ...]]
+LearntTensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,11 @@ class Task:
         gamma: γ.
         numbers: Which episode each is [E]; all that is random depends on it alone.
         pictures: For methods that move the network.
+        learnt: What was learnt beforehand for this number of shots, by name, for methods that name
+            `pieces`.
+        base_features: A few features of base/train per base class [N_b, m, d], for methods that say
+            `uses_base_features`; in settings without base classes, too.
+        absent: Base classes that each episode does without [E, ·]; None: it has all.
 
     Example:
         >>> import torch
@@ -71,10 +77,20 @@ class Task:
     gamma: float
     numbers: Tensor
     pictures: "TaskPictures | None" = None
+    learnt: LearntTensors | None = None
+    base_features: Tensor | None = None
+    absent: Tensor | None = None
 
     def __len__(self) -> int:
         """How many episodes there are."""
         return len(self.support)
+
+    def strike(self, scores: Tensor) -> Tensor:
+        """Scores [E, n, N_b] over the base classes with −∞ for those that are absent.
+
+        Logits and attention alike: a class that an episode takes for novel is no base class in it.
+        """
+        return scores if self.absent is None else without_columns(scores, self.absent)
 
 
 @dataclass(frozen=True)
@@ -113,7 +129,8 @@ class Method(ABC):
     """A way to learn novel classes; implementations are frozen dataclasses.
 
     The fields are the hyper-parameters, and `fit` keeps no state. `uses_unlabelled` says whether it
-    looks at U, `moves_network` whether it needs the pictures, `search` which values of
+    looks at U, `moves_network` whether it needs the pictures, `uses_base_features` whether it needs
+    features of base/train, `pieces` what it has learnt beforehand, and `search` which values of
     hyper-parameters `fewgraft bench tune` tries.
 
     Example:
@@ -134,6 +151,9 @@ class Method(ABC):
 
     uses_unlabelled: ClassVar[bool] = False
     moves_network: ClassVar[bool] = False
+    uses_base_features: ClassVar[bool] = False
+    # What its learnt pieces are called, beside the models and in recipes; "": it has none.
+    pieces: ClassVar[str] = ""
     # Values that `bench tune` tries on validation episodes, by hyper-parameter. None of them may
     # turn the method, or a part of it, off: a search chooses how strong, not whether.
     search: ClassVar[Search] = {}
@@ -196,6 +216,8 @@ class MethodSpec:
         rank: Place in tables.
         joint: Whether it can tell base and novel classes apart.
         regular: Whether it makes sense where there are no base classes.
+        balanced: Whether it assumes equally many unlabelled pictures per class.
+        remark: What a reader must know beside its figures; a footnote of tables.
     """
 
     name: str
@@ -205,6 +227,8 @@ class MethodSpec:
     rank: int
     joint: bool = True
     regular: bool = True
+    balanced: bool = False
+    remark: str = ""
 
 
 @dataclass(frozen=True)

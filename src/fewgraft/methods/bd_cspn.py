@@ -11,13 +11,16 @@ and pseudo-labelled, where those near the first prototype count more. On directi
     p_n ← Σ_i w_i,n x_i
 
 The details are easyfsl's, so that both give the same answers (benchmarks/peers.py): all of U takes
-part, where the paper takes the surest pictures of each class; ε is 1; and queries are answered
-where they are, not moved by ξ. There is no place for base classes in it.
+part, where the paper takes the surest pictures of each class (`surest`); ε is 1, where the paper
+has 10 (`sharpness`); and queries are answered where they are, not moved by ξ. There is no place for
+base classes in it. Later code, whose figures are often quoted, has another formula:
+transductive/bd_cspn_code.py.
 """
 
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
+import torch
 from torch import Tensor
 
 from fewgraft.methods.base import Method, MethodSpec, NovelWeights, Search, Task
@@ -33,6 +36,7 @@ class BiasDiminishing(Method):
 
     sharpness: float = 1.0  # ε
     shift: bool = True  # move U by ξ
+    surest: int | None = None  # so many pictures of U per class take part, the nearest; None: all
 
     def fit(self, task: Task) -> NovelWeights:
         """An empty unlabelled set leaves the prototypes as they are."""
@@ -45,11 +49,19 @@ class BiasDiminishing(Method):
             mean = own.sum(1, keepdim=True) / task.support.shape[1]
             unlabelled = unlabelled.to(mean)
         cosines = unlabelled.cosines(novel)
-        guessed = cosines == cosines.amax(1, keepdim=True)
+        guessed = self._sure(cosines, cosines == cosines.amax(1, keepdim=True))
         labelled = members_of(task.labels, task.ways, novel.dtype).transpose(1, 2)
         total = unlabelled.weighted_sums(self._weights(cosines, guessed))
         total = total + support.weighted_sums(self._weights(support.cosines(novel), labelled))
         return NovelWeights(total, task.gamma)  # sums are as good as means: a weight has no length
+
+    def _sure(self, cosines: Tensor, guessed: Tensor) -> Tensor:
+        """The surest of the pictures guessed to be of a class [E, N, U]."""
+        if self.surest is None or self.surest >= guessed.shape[-1]:
+            return guessed
+        nearest = cosines.where(guessed, -torch.inf)
+        least = nearest.topk(self.surest, -1).values[..., -1:]
+        return guessed & (nearest >= least)
 
     def _weights(self, cosines: Tensor, members: Tensor) -> Tensor:
         """How much each picture counts for its own class, up to a factor a class [E, N, U]."""

@@ -18,6 +18,13 @@ from fewgraft.files import write_atomically
 from fewgraft.parsing import validated
 
 ANEW = "Remove it to start anew."
+# What optimisers remember of a parameter, and what a checkpoint calls it.
+REMEMBERED = {
+    "momentum_buffer": "momentum",
+    "exp_avg": "mean",
+    "exp_avg_sq": "square",
+    "step": "step",
+}
 
 
 @dataclass
@@ -35,23 +42,23 @@ def save_checkpoint(
     path: Path,
     progress: Progress,
     model: nn.Module,
-    optimiser: torch.optim.SGD,
+    optimiser: torch.optim.Optimizer,
     best: dict[str, Tensor],
 ) -> None:
     """Write the state after `progress.step` steps; a kill leaves the old file or the new one."""
     tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
     tensors |= {f"best/{name}": tensor for name, tensor in best.items()}
     for name, parameter in model.named_parameters():
-        momentum = optimiser.state.get(parameter, {}).get("momentum_buffer")
-        if momentum is not None:
-            tensors[f"momentum/{name}"] = momentum
+        for key, value in optimiser.state.get(parameter, {}).items():
+            if value is not None:
+                tensors[f"{REMEMBERED[key]}/{name}"] = value
     tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     with writing(path, "Make room; --resume goes on from the last checkpoint."):
         write_atomically(path, save(tensors, {"progress": json.dumps(asdict(progress))}))
 
 
 def load_checkpoint(
-    path: Path, run: str, model: nn.Module, optimiser: torch.optim.SGD
+    path: Path, run: str, model: nn.Module, optimiser: torch.optim.Optimizer
 ) -> tuple[Progress, dict[str, Tensor]]:
     """Put model and optimiser into the saved state; the progress and the best weights so far."""
     with reading(path, "readable checkpoint", ANEW):
@@ -65,9 +72,11 @@ def load_checkpoint(
                 "Give another --out, or remove the old run.",
             )
         model.load_state_dict(_under("model/", tensors))
-        for name, momentum in _under("momentum/", tensors).items():
-            parameter = model.get_parameter(name)
-            optimiser.state[parameter] = {"momentum_buffer": _like(momentum, parameter)}
+        for key, prefix in REMEMBERED.items():
+            for name, value in _under(f"{prefix}/", tensors).items():
+                parameter = model.get_parameter(name)
+                count = key == "step"
+                optimiser.state[parameter][key] = value if count else _like(value, parameter)
         return progress, _under("best/", tensors)
 
 
@@ -82,9 +91,11 @@ def _progress(content: dict[str, Any]) -> Progress:
     return progress
 
 
-def check_best(path: Path, progress: Progress, best: dict[str, Tensor], model: nn.Module) -> None:
-    """The best weights of a checkpoint are the model's, once there was a validation."""
-    wanted = model.state_dict() if progress.best_step else {}
+def check_best(
+    path: Path, progress: Progress, best: dict[str, Tensor], result: dict[str, Tensor]
+) -> None:
+    """The best weights of a checkpoint are like the phase's, once there was a validation."""
+    wanted = result if progress.best_step else {}
     with reading(path, "readable checkpoint", ANEW):
         if {k: v.shape for k, v in best.items()} != {k: v.shape for k, v in wanted.items()}:
             raise ValueError("its best weights are not this model's")

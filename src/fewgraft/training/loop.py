@@ -34,28 +34,34 @@ class Interrupted(Exception):  # noqa: N818
 
 
 def learning_rate(config: Optimisation, step: int, steps: int) -> float:
-    """The rate of a step: linear warm-up, then a cosine to 0 or constant. Counts steps only."""
+    """The rate of a step: linear warm-up, then a cosine to 0, falls or constant. Counts steps."""
     warm = config.warm_up * steps
     if step < warm:
         return config.lr * (step + 1) / (warm + 1)
     if config.schedule == "constant":
         return config.lr
+    if config.schedule == "falls":
+        return config.lr * ([1.0] + [f for share, f in config.falls if step >= share * steps])[-1]
     return config.lr * 0.5 * (1 + math.cos(math.pi * (step - warm) / (steps - warm)))
 
 
-def make_optimiser(phase: Phase) -> torch.optim.SGD:
-    """SGD on what moves; normalisation layers and γ are not pulled towards zero."""
+def make_optimiser(phase: Phase) -> torch.optim.Optimizer:
+    """On what moves; normalisation layers and γ are pulled towards zero only with "all"."""
     config = phase.optimisation
-    decayed = [p for _, p in phase.moving() if p.ndim > 1]
-    others = [p for _, p in phase.moving() if p.ndim <= 1]
+    decayed = [p for _, p in phase.moving() if p.ndim > 1 or config.decays == "all"]
+    others = [p for _, p in phase.moving() if p.ndim <= 1 and config.decays != "all"]
     groups = [{"params": decayed, "weight_decay": config.weight_decay}]
     groups.append({"params": others, "weight_decay": 0.0})
+    fused = phase.model.weight.device.type in ("cpu", "cuda")  # one pass over the weights
+    if config.kind == "adam":
+        adam = torch.optim.AdamW if config.decoupled else torch.optim.Adam
+        return adam(groups, lr=config.lr, fused=fused)
     return torch.optim.SGD(
         groups,
         lr=config.lr,
         momentum=config.momentum,
         nesterov=config.nesterov and config.momentum > 0,
-        fused=phase.model.weight.device.type in ("cpu", "cuda"),  # one pass over the weights
+        fused=fused,
     )
 
 
@@ -74,7 +80,7 @@ def train_phase(
     progress, best = Progress(run), dict[str, Tensor]()
     if path.exists():
         progress, best = load_checkpoint(path, run, phase.learner, optimiser)
-        check_best(path, progress, best, phase.model)
+        check_best(path, progress, best, phase.result())
         if progress.step > phase.steps or (progress.step == phase.steps and not best):
             raise FewgraftError(f"{path} is beyond the last step, {phase.steps}", ANEW)
     shard = Shard(accelerator.process_index, accelerator.num_processes)
@@ -98,7 +104,7 @@ def train_phase(
                 save_checkpoint(path, progress, phase.learner, optimiser, best)
             if stop:
                 raise Interrupted(f"{phase.name} stopped after step {progress.step}")
-    phase.model.load_state_dict(best)
+    phase.restore(best)
     return progress
 
 

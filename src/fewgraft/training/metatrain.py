@@ -7,7 +7,6 @@ with which refinement does not blur base and novel classes.
 """
 
 import itertools
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -17,8 +16,7 @@ from torch.nn.functional import cross_entropy
 from fewgraft.augment import augment
 from fewgraft.data.store import ImageStore
 from fewgraft.draws import KeyStream
-from fewgraft.episodes import Episodes, EpisodeSettings, Pools, sample_episodes
-from fewgraft.errors import FewgraftError
+from fewgraft.episodes import Episodes, EpisodeSettings
 from fewgraft.methods.base import Method
 from fewgraft.methods.nearest_prototype import NearestPrototype
 from fewgraft.methods.prototype_refinement import PrototypeRefinement
@@ -32,6 +30,7 @@ from fewgraft.prototypes import (
     refine,
     without_columns,
 )
+from fewgraft.training.fake_novel import FakeNovel, episode_numbers
 from fewgraft.training.phase import Phase, Shard
 from fewgraft.training.recipe import Metatraining, Recipe
 from fewgraft.training.validation import Validator
@@ -55,8 +54,7 @@ class Metatrain(Phase):
         self._config = recipe.metatraining
         self._seed = recipe.seed
         self._body = self.algorithm_2 if algorithm == 2 else self.algorithm_1
-        rotated = self._config.novel == "rotated"
-        self._pools = Pools.rotated(store) if rotated else Pools.of(store, "train")
+        self._fake_novel = FakeNovel(store, self._config.novel)
         self._settings = [_settings(recipe, shots, algorithm) for shots in self._config.shots]
         self._embedder = _Embedder(model, store, self._config, kept)
         self._validator = Validator(store, recipe, "s2i" if algorithm == 2 else "incremental")
@@ -117,26 +115,14 @@ class Metatrain(Phase):
     def _base_logits(self, features: Tensor, episodes: Episodes) -> Tensor:
         """γ·cos(f, w) [E, ·, N_b]; base classes that the episode takes for novel are struck out."""
         logits = direction_logits(features, self.model.weight, self.model.gamma)
-        if not self._pools.rehearsal:
-            return logits
-        return without_columns(logits, episodes.classes.to(logits.device))
+        absent = self._fake_novel.absent(episodes)
+        return logits if absent is None else without_columns(logits, absent.to(logits.device))
 
     def _sample(self, step: int, shard: Shard) -> tuple[Episodes, Tensor]:
-        """This shard of the step's episodes, and the labels [E, Q] of their queries.
-
-        All processes together do all episodes of the step.
-        """
+        """This shard of the step's episodes, and the labels [E, Q] of their queries."""
         settings = self._settings[step % len(self._settings)]
-        numbers = range(self._config.episodes)[shard.number :: shard.of]
-        if not numbers:
-            raise FewgraftError(
-                f"{shard.of} processes cannot share {self._config.episodes} episodes per step",
-                "Raise metatraining.episodes or use fewer processes.",
-            )
-        first = step * self._config.episodes
-        drawn = [sample_episodes(self._pools, settings, 1, first + n) for n in numbers]
-        query_labels = torch.cat([labels.query_labels for _, labels in drawn])
-        return _join([episodes for episodes, _ in drawn]), query_labels
+        numbers = episode_numbers(step, self._config.episodes, shard)
+        return self._fake_novel.sample(settings, numbers)
 
     @torch.inference_mode()
     def validate(self) -> dict[str, float]:
@@ -172,12 +158,6 @@ def _settings(recipe: Recipe, shots: int, algorithm: Algorithm) -> EpisodeSettin
         unlabelled=config.unlabelled if algorithm == 2 else 0,
         seed=recipe.seed,
     )
-
-
-def _join(parts: Sequence[Episodes]) -> Episodes:
-    names = ("classes", "support", "support_labels", "query", "unlabelled")
-    joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
-    return Episodes(settings=parts[0].settings, n_base=parts[0].n_base, **joined)
 
 
 class _Embedder:

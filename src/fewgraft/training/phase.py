@@ -40,8 +40,12 @@ class Phase(ABC):
         """Figures on validation episodes; `score` decides which step is kept."""
 
     def result(self) -> dict[str, Tensor]:
-        """The model's weights, if training ended now; what `validate` looks at."""
+        """What is kept if training ended now, and what `validate` looks at: the model's weights."""
         return self.model.state_dict()
+
+    def restore(self, result: dict[str, Tensor]) -> None:
+        """Go back to what `result` gave."""
+        self.model.load_state_dict(result)
 
     def moving(self) -> list[tuple[str, nn.Parameter]]:
         """The parameters that training changes, by name."""

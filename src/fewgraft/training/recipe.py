@@ -1,6 +1,7 @@
 """Recipes: one TOML file says all that a training run does."""
 
 import hashlib
+import json
 import tomllib
 from importlib import resources
 from pathlib import Path
@@ -18,6 +19,7 @@ from fewgraft.parsing import first_problem, read_toml
 from fewgraft.prototypes import Refinement
 
 EMBEDDED = resources.files("fewgraft") / "recipes"
+OF_METHODS = ("learning", "evaluation")  # sections that may change while the models stay
 MOST = 1_000_000  # pictures of an episode: more than any data set here has
 Steps = Annotated[int, Field(ge=1, le=100_000_000)]
 Shots = Annotated[tuple[Annotated[int, Field(ge=1, le=MOST)], ...], Field(min_length=1)]
@@ -28,14 +30,19 @@ class _Section(BaseModel):
 
 
 class Optimisation(_Section):
-    """SGD with momentum; the rate warms up, then falls along a cosine to 0, or stays."""
+    """SGD with momentum, or Adam; the rate warms up, then falls along a cosine to 0, or stays."""
 
+    kind: Literal["sgd", "adam"] = "sgd"
     lr: float = Field(gt=0)
-    schedule: Literal["cosine", "constant"] = "cosine"
+    schedule: Literal["cosine", "constant", "falls"] = "cosine"
+    # For "falls": from this share of the steps on, this share of the rate, in order.
+    falls: tuple[tuple[float, float], ...] = ()
     warm_up: float = Field(default=0.0, ge=0, lt=1)  # share of the steps
     momentum: float = Field(default=0.9, ge=0, lt=1)
     nesterov: bool = True
-    weight_decay: float = Field(default=5e-4, ge=0)  # not on normalisation layers and γ
+    weight_decay: float = Field(default=5e-4, ge=0)
+    decays: Literal["matrices", "all"] = "matrices"  # not normalisation layers and γ, or these too
+    decoupled: bool = False  # Adam's decay: beside the gradient (AdamW), or in it
     clip: float | None = Field(default=None, gt=0)  # largest norm of the gradient
 
 
@@ -106,6 +113,25 @@ class Metatraining(_Section):
         return Refinement(steps=self.refinement_steps, alpha=self.alpha)
 
 
+class Learning(_Section):
+    """What one method learns on features of the frozen network: pieces per number of shots."""
+
+    steps: Steps
+    episodes: int = Field(default=8, ge=1, le=1024)  # a step
+    optimisation: Optimisation
+    shots: Shots = (1, 5)  # one after the other, each with pieces of its own
+    ways: int = Field(default=5, ge=1, le=MOST)
+    queries: int = Field(default=5, ge=1, le=MOST)  # of each novel class
+    base_queries: int = Field(default=25, ge=0, le=MOST)
+    # As for meta-training. A frozen network forgets nothing of base classes, so that they serve as
+    # fake-novel ones; on validation episodes better than rotated ones do.
+    novel: Literal["data", "rotated"] = "data"
+    # Share of the entries of every feature that are dropped: pictures that the network was trained
+    # on lie closer together than new ones do.
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    validate_every: int = Field(default=500, ge=1)
+
+
 class Validation(_Section):
     """Episodes of the val parts: which step is kept is decided on them, never on test."""
 
@@ -140,13 +166,14 @@ class Recipe(_Section):
     pretraining: Pretraining
     distillation: Distillation | None = None
     metatraining: Metatraining
+    learning: dict[str, Learning] = {}  # by method
     validation: Validation = Validation()
     evaluation: tuple[Chosen, ...] = ()
 
     @property
     def hash(self) -> str:
-        """A short name for exactly this training; evaluation may change without a new one."""
-        text = self.model_dump_json(exclude={"evaluation"})
+        """A short name for exactly this training of models, whatever methods make of them."""
+        text = self.model_dump_json(exclude=set(OF_METHODS))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def hyper(self, method: str, shots: int) -> dict[str, Any]:
@@ -182,6 +209,13 @@ def load_recipe(path_or_name: str, changes: dict[str, str] | None = None) -> Rec
         recipe = _recipe(content, path_or_name)
     backbone_spec(recipe.backbone)
     return recipe
+
+
+def learning_hash(recipe: Recipe, name: str, shots: int) -> str:
+    """A short name for exactly the training of a method's pieces."""
+    section = recipe.learning[name].model_dump(mode="json")
+    text = json.dumps([recipe.seed, section, recipe.hyper(name, shots)])
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def tuned_method(recipe: Recipe | str, name: str, shots: int) -> Method:
@@ -228,7 +262,7 @@ def _explain(error: ValidationError) -> str:
 def _fields(model: type[BaseModel], steps: tuple[int | str, ...]) -> list[str]:
     """Names of the settings at a place; places in a list are numbers."""
     for step in steps:
-        if isinstance(step, str):
+        if isinstance(step, str) and step in model.model_fields:  # else the name of a method
             model = _section_of(model.model_fields[step].annotation)
     return list(model.model_fields)
 

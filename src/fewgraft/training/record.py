@@ -17,7 +17,7 @@ from fewgraft.files import write_atomically
 from fewgraft.model import read_card
 from fewgraft.parsing import read_whole
 from fewgraft.training.checkpoint import checkpoint_run
-from fewgraft.training.recipe import Recipe
+from fewgraft.training.recipe import OF_METHODS, Recipe
 
 FILE = "run.json"
 LARGEST = 1 << 24  # bytes
@@ -39,7 +39,7 @@ def check_record(folder: Path, recipe: Recipe, store: ImageStore, stages: Sequen
     known = {run_name(recipe, store, stage) for stage in stages}
     for path in sorted(folder.glob("*.checkpoint")):
         name = checkpoint_run(path)
-        if name not in known:
+        if name not in known and not path.stem.endswith("-shot"):  # pieces: their own phase checks
             raise _another(
                 folder, f"{path.name} is of [{name}], not of {recipe.hash} on these pictures"
             )
@@ -67,7 +67,7 @@ def write_record(folder: Path, recipe: Recipe, store: ImageStore) -> None:
 
 def training_settings(recipe: Recipe) -> RunSettings:
     """All that training depends on; how the models are evaluated may change."""
-    return recipe.model_dump(mode="json", exclude={"evaluation"})
+    return recipe.model_dump(mode="json", exclude=set(OF_METHODS))
 
 
 def data_name(store: ImageStore) -> str:
@@ -99,7 +99,7 @@ def _completed(recipe: RunSettings) -> RunSettings:
     try:
         return training_settings(Recipe.model_validate(recipe))
     except ValidationError:
-        return {name: value for name, value in recipe.items() if name != "evaluation"}
+        return {name: value for name, value in recipe.items() if name not in OF_METHODS}
 
 
 def _changes(then: RunSettings, now: RunSettings) -> Iterator[str]:

@@ -13,10 +13,10 @@ COLUMNS = ("step", "acc_1", "delta_1", "acc_5", "delta_5", "b_b", "score")
 def summary(metrics: dict[str, dict[str, Any]]) -> str:
     """One line per stage: the step that was kept for its score, and its figures."""
     names = [name for name in COLUMNS if any(f"val_{name}" in row for row in metrics.values())]
-    lines = ["stage         " + "".join(f"{name:>9}" for name in names)]
+    lines = [f"{'stage':<18}" + "".join(f"{name:>9}" for name in names)]
     for stage, row in metrics.items():
         cells = [row.get(f"val_{name}", float("nan")) for name in names]
-        lines.append(f"{stage:<14}" + "".join(f"{cell:>9.2f}" for cell in cells))
+        lines.append(f"{stage:<18}" + "".join(f"{cell:>9.2f}" for cell in cells))
     lines.append("The step with the best score on validation episodes is kept.")
     return "\n".join(lines)
 
@@ -28,7 +28,8 @@ def draw_curves(folder: Path) -> Path | None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    logs = {phase: folder / f"{phase}.jsonl" for phase in PHASES}
+    phases = [*PHASES, *sorted(path.stem for path in folder.glob("*-shot.jsonl"))]
+    logs = {phase: folder / f"{phase}.jsonl" for phase in phases}
     logs = {phase: path for phase, path in logs.items() if path.exists()}
     if not logs:
         return None

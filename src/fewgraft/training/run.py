@@ -1,6 +1,7 @@
-"""A whole run: from pictures to a pre-trained and two meta-trained models."""
+"""A whole run: from pictures to a pre-trained and two meta-trained models, and to pieces."""
 
 import contextlib
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,21 +13,26 @@ from accelerate import Accelerator
 from fewgraft.data.parts import Part
 from fewgraft.data.store import ImageStore
 from fewgraft.errors import FewgraftError, writing
-from fewgraft.files import make_folder
+from fewgraft.files import make_folder, replacing_folder
 from fewgraft.locks import hold_lock
+from fewgraft.methods import method_spec
 from fewgraft.model import CosineModel, load_model, new_model, save_model
 from fewgraft.network import KeptActivations
+from fewgraft.pieces import has_pieces, load_pieces, save_pieces
 from fewgraft.training.checkpoint import Progress
 from fewgraft.training.distil import Distil
 from fewgraft.training.loop import train_phase
 from fewgraft.training.metatrain import Metatrain
 from fewgraft.training.phase import Phase
+from fewgraft.training.pieces import LearnPieces, learning_of, trained_method
 from fewgraft.training.pretrain import Pretrain
-from fewgraft.training.recipe import Recipe
+from fewgraft.training.recipe import Recipe, learning_hash
 from fewgraft.training.record import check_record, data_name, run_name, write_record
+from fewgraft.zoo import models_folder
 
 STAGES = ("pre-trained", "algorithm-1", "algorithm-2")
 TEACHER = "teacher"  # what comes before "pre-trained" where that is distilled
+METHODS = "methods"  # the pieces of all methods that the recipe has a section for
 
 
 def train(
@@ -39,21 +45,71 @@ def train(
 ) -> dict[str, dict[str, Any]]:
     """Train the stages that are not there yet; {stage: its card's metrics}.
 
+    A stage is a model, or a method that learns pieces on one: {method-K-shot: its card's metrics}.
     Phases that move the last block of the same network share the `kept` activations below it.
     """
     kept = {} if kept is None else kept
     accelerator = accelerator or Accelerator(cpu=True)
     _check_size(recipe, store)
-    if recipe.distillation and "pre-trained" in stages:
-        stages = [TEACHER, *stages]
+    models = [stage for stage in stages if stage in STAGES]
+    learners = [stage for stage in stages if stage not in STAGES]
+    check_learners(recipe, learners)
+    if recipe.distillation and "pre-trained" in models:
+        models = [TEACHER, *models]
     with writing(folder):
         make_folder(folder)
     with _only_one(folder) if accelerator.is_main_process else contextlib.nullcontext():
         check_record(folder, recipe, store, (TEACHER, *STAGES))
         if accelerator.is_main_process:
             write_record(folder, recipe, store)
-        _train_stages(recipe, store, folder, stages, accelerator, kept)
-    return {stage: load_model(folder / stage).card.metrics for stage in stages}
+        _train_stages(recipe, store, folder, models, accelerator, kept)
+        found = {stage: load_model(folder / stage).card.metrics for stage in models}
+        for name in learners:
+            found |= _learn(recipe, store, folder, name, accelerator)
+    return found
+
+
+def check_learners(recipe: Recipe, names: Sequence[str]) -> None:
+    """Refuse, before anything is trained, methods that have nothing to learn or no section."""
+    for name in names:
+        learning_of(recipe, trained_method(recipe, name, 1).pieces)
+
+
+def _learn(
+    recipe: Recipe, store: ImageStore, folder: Path, name: str, accelerator: Accelerator
+) -> dict[str, dict[str, Any]]:
+    """The pieces of a method that are not there yet, for each number of shots."""
+    stage, pieces = method_spec(name).stage, trained_method(recipe, name, 1).pieces
+    if accelerator.is_main_process:
+        _provide(recipe, stage, folder)
+    accelerator.wait_for_everyone()
+    found = {}
+    for shots in learning_of(recipe, pieces).shots:
+        if not has_pieces(folder, pieces, shots):
+            model = load_model(folder / stage).to(accelerator.device)
+            phase = LearnPieces(model, store, recipe, name, shots)
+            run = f"{run_name(recipe, store, phase.name)} {learning_hash(recipe, pieces, shots)}"
+            progress = train_phase(phase, folder, run, recipe.checkpoint_every, accelerator)
+            if accelerator.is_main_process:
+                save_pieces(phase.pieces(progress), folder)
+        accelerator.wait_for_everyone()
+        found[f"{pieces}-{shots}-shot"] = load_pieces(folder, pieces, shots).card.metrics
+    return found
+
+
+def _provide(recipe: Recipe, stage: str, folder: Path) -> None:
+    """The model that pieces stand on: the run's own, else a copy of the shipped one."""
+    if (folder / stage / "model.json").exists():
+        return
+    try:
+        shipped = models_folder(recipe.name) / stage
+    except FewgraftError:
+        raise FewgraftError(
+            f"{folder} has no model '{stage}' to learn on",
+            f"Train it first: `fewgraft train {recipe.name} --only {stage} --out {folder}`.",
+        ) from None
+    with writing(folder), replacing_folder(folder / stage) as work:
+        shutil.copytree(shipped, work, dirs_exist_ok=True)
 
 
 def _only_one(folder: Path) -> contextlib.AbstractContextManager[None]:

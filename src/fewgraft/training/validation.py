@@ -1,5 +1,6 @@
 """Validation on novel-val × base-val episodes: what decides which step is kept."""
 
+from collections.abc import Sequence
 from statistics import mean
 
 import torch
@@ -21,9 +22,12 @@ SEED = 1  # validation has episodes of its own, whatever seed training has
 class Validator:
     """Val episodes, drawn once, and where their pictures are."""
 
-    def __init__(self, store: ImageStore, recipe: Recipe, setting: str) -> None:
+    def __init__(
+        self, store: ImageStore, recipe: Recipe, setting: str, shots: Sequence[int] = ()
+    ) -> None:
         self._config = recipe.validation
-        self._episodes = [self._draw(store, setting, shots) for shots in self._config.shots]
+        self._shots = shots or self._config.shots
+        self._episodes = [self._draw(store, setting, k) for k in self._shots]
         parts = (Part.BASE_VAL, Part.NOVEL_VAL)
         self.pictures = torch.cat([torch.from_numpy(store.indices(part)) for part in parts])
         self._total = len(store)
@@ -44,7 +48,11 @@ class Validator:
         """Scores at each shot, from features [len(self.pictures), d] of the val pictures."""
         bank = FeatureBank.of(features.cpu(), self.pictures, self._total)
         ready = EpisodeFeatures(lambda: bank, model.weight.detach().cpu(), model.gamma.item())
-        return [ready.scores(method, episodes, labels) for episodes, labels in self._episodes]
+        return self.scores_on(ready, method)
+
+    def scores_on(self, features: EpisodeFeatures, method: Method) -> list[Scores]:
+        """Scores at each shot, where the features of the val pictures are there."""
+        return [features.scores(method, episodes, labels) for episodes, labels in self._episodes]
 
     def figures(self, scores: list[Scores], selection: str = "joint") -> dict[str, float]:
         """Metrics at each shot in percent, and the score that decides.
@@ -52,15 +60,15 @@ class Validator:
         It is the mean Acc over the shots, or with `selection` "apart" the mean of b/b and n/n.
         """
         found = {}
-        for shots, s in zip(self._config.shots, scores, strict=True):
+        for shots, s in zip(self._shots, scores, strict=True):
             found[f"acc_{shots}"] = 100 * s.acc.mean().item()
             found[f"delta_{shots}"] = 100 * s.delta.mean().item()
             found[f"b_all_{shots}"] = 100 * s.b_all.mean().item()
             found[f"n_all_{shots}"] = 100 * s.n_all.mean().item()
             found[f"n_n_{shots}"] = 100 * s.n_n.mean().item()
         found["b_b"] = 100 * scores[0].b_b.mean().item()
-        found["score"] = mean(found[f"acc_{shots}"] for shots in self._config.shots)
+        found["score"] = mean(found[f"acc_{shots}"] for shots in self._shots)
         if selection == "apart":
-            novel = mean(found[f"n_n_{shots}"] for shots in self._config.shots)
+            novel = mean(found[f"n_n_{shots}"] for shots in self._shots)
             found["score"] = (found["b_b"] + novel) / 2
         return found

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fewgraft.app.features.cache import FeatureCache, Features, cache_root, content_key
 from fewgraft.data.pictures import MAX_BYTES, PictureError, Pixels, read_picture
+from fewgraft.devices import threads_for
 from fewgraft.errors import FewgraftError
 from fewgraft.model import CosineModel
 from fewgraft.progress import track
@@ -29,6 +30,7 @@ from fewgraft.runtime import BATCH, Runtime
 
 Photo = Path | bytes | Pixels | Image.Image
 AHEAD = 4 * BATCH  # pictures that may wait, decoded, for the network
+PART = 1024  # features that are placed together
 IN_MEMORY = 64 << 20  # bytes of features; more lie in a file that the system pages in and out
 
 Tracker = Callable[[Iterable[int], str, int], Iterable[int]]
@@ -138,6 +140,7 @@ class Embedder:
                     done = running.popleft()
                     features[done.rows] = self._finish(done)
         self._cache.flush()
+        self._place(features[: len(kept)])
         return Embedded(features[: len(kept)], kept, keys, failed)
 
     def _decoded(self, photos: Sequence[Photo], pool: Executor) -> Iterator[_Decoded | str]:
@@ -201,10 +204,18 @@ class Embedder:
         """Features [n, d] of a batch, with those that were known."""
         new = done.found()
         self._cache.put(new)
-        rows = np.stack([new[key] if key in new else self._cache[key] for key in done.keys])
-        place = self.model.centre.device
-        placed: Features = self.model.place(torch.from_numpy(rows).to(place)).cpu().numpy()
-        return placed
+        return np.stack([new[key] if key in new else self._cache[key] for key in done.keys])
+
+    def _place(self, features: Features) -> None:
+        """Take features [n, d] to where the model compares them, in place.
+
+        Many at a time: a product with a few rows costs as much as reading the matrix.
+        """
+        device = self.model.centre.device
+        for start in range(0, len(features), PART):
+            some = features[start : start + PART]
+            with threads_for(some.size * features.shape[1]):
+                some[:] = self.model.place(torch.from_numpy(some).to(device)).cpu().numpy()
 
 
 def content_of(photo: Photo) -> bytes | Pixels:

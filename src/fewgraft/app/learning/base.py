@@ -9,6 +9,7 @@ cosines between them tell little. γ is the one under which left-out photos are 
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -18,9 +19,19 @@ from torch.nn.functional import cross_entropy, normalize, one_hot
 from fewgraft.app.features.embedding import Embedder, Photo, Tracker, track_photos, untracked
 from fewgraft.app.features.labelled import Labelled, embed_classes
 from fewgraft.app.learning.head import class_weights
+from fewgraft.app.learning.hygiene import once
 from fewgraft.app.learning.judging import choose_threshold
-from fewgraft.app.learning.rehearsal import GAMMAS, can_rehearse, rehearse, value
+from fewgraft.app.learning.rehearsal import (
+    FOLDS,
+    GAMMAS,
+    Rehearsal,
+    can_rehearse,
+    rehearse,
+    value,
+)
 from fewgraft.backbones import backbone_spec, trained_backbone
+from fewgraft.border import Border
+from fewgraft.devices import threads_for
 from fewgraft.errors import FewgraftError, nearest, reading
 from fewgraft.heads import read_head
 from fewgraft.model import CosineModel, ModelCard, load_model
@@ -31,6 +42,15 @@ from fewgraft.whitening import class_means, space_of
 FALSE_REJECTS = 0.05
 GUESSED_GAMMA = 20.0
 NOT_WHITENED = 1.0  # shrinkage
+
+
+@dataclass(frozen=True)
+class BuiltBase:
+    """A base classifier, and what became of the photos that were brought."""
+
+    model: CosineModel
+    failed: Mapping[str, str] = field(default_factory=dict)  # photo → why it could not be used
+    notes: tuple[str, ...] = ()
 
 
 def model_of_backbone(backbone: str) -> CosineModel:
@@ -85,17 +105,19 @@ def import_base(
     photos: Mapping[str, Sequence[Photo]] | None = None,
     *,
     keep: bool = True,
-) -> tuple[CosineModel, dict[str, str]]:
+) -> BuiltBase:
     """A classifier from a file of class weights and one of class names."""
     weights, classes = read_head(head, names, backbone.card.width)
     uncentred = CosineModel(backbone.card.model_copy(update={"centred": False}), backbone.backbone)
     if not photos:
-        return base_of_head(uncentred, weights, classes, None), {}
+        return BuiltBase(base_of_head(uncentred, weights, classes, None))
     for name in photos:
         if name not in classes:
             raise FewgraftError(f"the head has no class '{name}'", nearest(name, classes))
     labelled, failed = embed_classes(Embedder(uncentred, keep=keep), photos, "photos")
-    return base_of_head(uncentred, weights, classes, labelled), failed
+    notes: list[str] = []
+    model = base_of_head(uncentred, weights, classes, once(labelled, "photo", notes))
+    return BuiltBase(model, failed, tuple(notes))
 
 
 def build_base(
@@ -104,13 +126,16 @@ def build_base(
     *,
     keep: bool = True,
     tracker: Tracker = track_photos,
-) -> tuple[CosineModel, dict[str, str]]:
-    """A classifier of these classes, and the photos that could not be used, with reasons."""
+) -> BuiltBase:
+    """A classifier of these classes; copies of a photo in a class count once."""
     if len(photos) < 2:
         raise FewgraftError("a classifier needs at least two classes")
     embed = Embedder(backbone, keep=keep, tracker=tracker)
     labelled, failed = embed_classes(embed, photos, "photos")
-    return base_of_features(backbone, tuple(photos), labelled, tracker), failed
+    notes: list[str] = []
+    labelled = once(labelled, "photo", notes)
+    model = base_of_features(backbone, tuple(photos), labelled, tracker)
+    return BuiltBase(model, failed, tuple(notes))
 
 
 def base_of_head(
@@ -149,7 +174,8 @@ def base_of_features(
     """
     labels = labelled.places(classes)
     if can_rehearse(labelled.features, labels, len(classes)):
-        return _rehearsed_base(backbone, classes, labelled.features, labels, tracker)
+        with threads_for(labelled.features.numel() * labelled.features.shape[1]):
+            return _rehearsed_base(backbone, classes, labelled.features, labels, tracker)
     centre = class_means(labelled.features, labels, len(classes)).mean(0)
     directions = normalize(labelled.features - centre, dim=-1)
     weights = normalize(class_means(directions, labels, len(classes)), dim=-1)
@@ -178,8 +204,7 @@ def _rehearsed_base(
     labels: Tensor,
     tracker: Tracker,
 ) -> CosineModel:
-    shrinkage = _chosen_shrinkage(features, labels, len(classes))
-    rehearsal = rehearse(features, labels, len(classes), shrinkage=shrinkage, tracker=tracker)
+    shrinkage, rehearsal = _rehearsed(features, labels, len(classes), tracker)
     space = space_of(features, labels, len(classes), shrinkage=shrinkage)
     gamma = rehearsal.gamma()
     best = gamma * rehearsal.best
@@ -202,18 +227,31 @@ def _rehearsed_base(
     return _with_head(model, class_weights(space(features), labels, len(classes)), gamma)
 
 
-def _chosen_shrinkage(features: Tensor, labels: Tensor, n_classes: int) -> float | None:
-    """None, which estimates it, or 1, which whitens nothing: whichever rehearses better."""
-    ways: dict[float | None, float] = {}
-    for shrinkage in (None, NOT_WHITENED):
-        rehearsal = rehearse(features, labels, n_classes, shrinkage=shrinkage, folds=1)
-        border = rehearsal.border()
-        if border is None:
-            return NOT_WHITENED
-        curves = (border.without_unlabelled, *border.with_unlabelled)
-        gained = sum(map(value, curves)) / len(curves)
-        ways[shrinkage] = rehearsal.accuracy + gained  # of old and of new photos
-    return max(ways, key=lambda shrinkage: ways[shrinkage])
+def _rehearsed(
+    features: Tensor, labels: Tensor, n_classes: int, tracker: Tracker
+) -> tuple[float | None, Rehearsal]:
+    """A shrinkage and all that was rehearsed with it.
+
+    None, which estimates it, or 1, which whitens nothing: whichever does better in the first fold.
+    """
+    ways = {s: rehearse(features, labels, n_classes, shrinkage=s) for s in (None, NOT_WHITENED)}
+    tried = {shrinkage: next(folds) for shrinkage, folds in ways.items()}
+    borders = {shrinkage: rehearsal.border() for shrinkage, rehearsal in tried.items()}
+    worth = {
+        shrinkage: tried[shrinkage].accuracy + _gained(border)  # of old and of new photos
+        for shrinkage, border in borders.items()
+        if border is not None
+    }
+    chosen = max(worth, key=lambda shrinkage: worth[shrinkage]) if worth else NOT_WHITENED
+    for _ in tracker(range(1, FOLDS), "rehearsing lessons", FOLDS - 1):
+        next(ways[chosen])
+    return chosen, tried[chosen]
+
+
+def _gained(border: Border) -> float:
+    """The mean gain over what was rehearsed without unlabelled photos and with them."""
+    curves = (border.without_unlabelled, *border.with_unlabelled)
+    return sum(map(value, curves)) / len(curves)
 
 
 def _base_card(backbone: CosineModel, classes: tuple[str, ...], labels: Tensor) -> ModelCard:

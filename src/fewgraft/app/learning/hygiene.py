@@ -35,14 +35,14 @@ class Material:
         would teach what it is to judge, and its class is known.
         """
         notes: list[str] = []
-        examples = _once(examples, "new photo", notes)
+        examples = once(examples, "new photo", notes)
         taught = dict(zip(examples.keys, examples.names, strict=True))
-        check = _without_examples(_once(check, "check photo", notes), taught, notes)
+        check = _without_examples(once(check, "check photo", notes), taught, notes)
         pictures = _unlabelled_alone(pictures, taught, set(check.keys), notes)
         return cls(examples, check, pictures, tuple(notes))
 
 
-def _once(labelled: Labelled, what: str, notes: list[str]) -> Labelled:
+def once(labelled: Labelled, what: str, notes: list[str]) -> Labelled:
     """Each picture once in a class; in two classes it stays, for others to judge."""
     rows = _first(list(zip(labelled.keys, labelled.names, strict=True)))
     copies = len(labelled.keys) - len(rows)

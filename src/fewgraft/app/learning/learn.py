@@ -30,6 +30,7 @@ from fewgraft.app.learning.judging import (
 from fewgraft.app.learning.lesson import AS_MANY_AS, Known, Lesson
 from fewgraft.app.learning.record import UnlabelledRecord, record_of
 from fewgraft.app.learning.rehearsal import ALPHA, STEPS
+from fewgraft.devices import threads_for
 from fewgraft.errors import FewgraftError, nearest
 from fewgraft.model import CosineModel, ModelCard, Unknown
 from fewgraft.prototypes import Refinement
@@ -101,7 +102,8 @@ def learn(
         settings.refinement or rehearsed_refinement(model),
         model.card.border,
     )
-    trial = Trial.of(lesson, judged_by, examples, settings.tolerance)
+    with threads_for(pictures.features.size * len(known.classes)):
+        trial = Trial.of(lesson, judged_by, examples, settings.tolerance)
     why_not = trial.harm(settings.tolerance) if len(pictures.features) else ""
     used = bool(len(pictures.features)) and not why_not
     chosen = trial.with_unlabelled if used else trial.without_unlabelled

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fewgraft.app.features.cache import Features
 from fewgraft.border import Border
+from fewgraft.devices import one_thread
 from fewgraft.prototypes import (
     TINY,
     Refinement,
@@ -279,7 +280,8 @@ def left_out_examples(lesson: Lesson, *, with_unlabelled: bool) -> LeftOut:
     places = list(lesson.judged())
     if not places:
         return LeftOut([], torch.empty(0, 0), torch.empty(0, len(lesson.taught)))
-    learnt = [lesson.learnt(with_unlabelled=with_unlabelled, left_out=place) for place in places]
+    with one_thread():  # a part of U, and few classes
+        learnt = [lesson.learnt(with_unlabelled=with_unlabelled, left_out=p) for p in places]
     logits = [
         one.known.logits(lesson.support[place : place + 1])
         for one, place in zip(learnt, places, strict=True)

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fewgraft.app.features.embedding import Tracker, untracked
 from fewgraft.app.learning.foreign import auroc
 from fewgraft.app.learning.head import class_weights
 from fewgraft.border import Border, Tradeoff, bias_between
+from fewgraft.devices import one_thread
 from fewgraft.prototypes import (
     Refinement,
     base_evidence,
@@ -146,23 +146,24 @@ def rehearse(
     n_classes: int,
     *,
     shrinkage: float | None = None,
-    folds: int = FOLDS,
     seed: int = 0,
-    tracker: Tracker = untracked,
-) -> Rehearsal:
-    """Rehearse with features [n, d] of base photos, as the network gives them."""
+) -> Iterator[Rehearsal]:
+    """Rehearse with features [n, d] of base photos, as the network gives them.
+
+    Gives all that was rehearsed so far, after each of the folds.
+    """
     rng = torch.Generator().manual_seed(seed)
     features, labels = _thinned(features, labels, n_classes, rng)
     done = Rehearsal()
-    asides = torch.randperm(n_classes, generator=rng).chunk(FOLDS)[:folds]
-    for number in tracker(range(len(asides)), "rehearsing lessons", len(asides)):
-        fold = _Fold(features, labels, n_classes, asides[number], shrinkage, rng)
+    for aside in torch.randperm(n_classes, generator=rng).chunk(FOLDS):
+        fold = _Fold(features, labels, n_classes, aside, shrinkage, rng)
         done.cosines.append(fold.cosines)
         done.labels.append(fold.old_labels)
         done.foreign.append(torch.cat([(own @ fold.weights.T).amax(-1) for own in fold.aside]))
-        for _ in range(LESSONS):
-            _rehearse_lessons(fold, done, rng)
-    return done
+        with one_thread():
+            for _ in range(LESSONS):
+                _rehearse_lessons(fold, done, rng)
+        yield done
 
 
 def can_rehearse(features: Tensor, labels: Tensor, n_classes: int) -> bool:
@@ -224,8 +225,9 @@ def _rehearse_lessons(fold: _Fold, done: Rehearsal, rng: torch.Generator) -> Non
         rest = [own[shots + _half(len(own) - shots) :] for own in enough]
         for share in SHARES:
             u = _mixture(torch.cat(mixed), fold.old[unlabelled], share, rng)
-            for bias in UNLABELLED_BIASES:
-                novel, counts = _refined(fold, examples, u, bias)
+            for bias, novel, counts in zip(
+                UNLABELLED_BIASES, *_refined(fold, examples, u), strict=True
+            ):
                 counted = (counts.sum() - len(examples.labels)).item() / len(u)
                 answered = _answered(fold, asked, novel, rest, counts)
                 answered = replace(answered, share=min(max(counted, 0.0), 1.0))
@@ -245,16 +247,23 @@ class _Examples:
         return cls(torch.cat([own[:shots] for own in new]), labels, shots, len(new))
 
 
-def _refined(fold: _Fold, examples: _Examples, u: Tensor, bias: float) -> tuple[Tensor, Tensor]:
-    """Prototypes [N, d] after Eqs. 3–4, and how many photos they are made of [N]."""
-    config = Refinement(STEPS, ALPHA, novel_bias=SHARPNESS * bias)
-    support, labels, u = examples.support[None], examples.labels[None], u[None]
-    base = direction_logits(u, fold.weights, SHARPNESS)
+def _refined(fold: _Fold, examples: _Examples, u: Tensor) -> tuple[Tensor, Tensor]:
+    """Prototypes [B, N, d] after Eqs. 3–4, and how many photos they are made of [B, N].
+
+    One for each bias in the pseudo-labels, all at once: a bias on new classes is as much less for
+    the old ones.
+    """
+    config = Refinement(STEPS, ALPHA)
+    biases = SHARPNESS * torch.tensor(UNLABELLED_BIASES)[:, None, None]
+    support, labels, u = (
+        given.expand(len(biases), *given.shape) for given in (examples.support, examples.labels, u)
+    )
+    base = direction_logits(u[:1], fold.weights, SHARPNESS) - biases
     start = prototypes(support, labels, examples.ways)
     novel = refine(start, support, labels, u, base, SHARPNESS, config)
     logits = direction_logits(u, novel, SHARPNESS)
     weights = pseudo_labels(logits, base_evidence(base, config), config)
-    return novel[0], examples.shots + weights[0].sum(0)
+    return novel, examples.shots + weights.sum(1)
 
 
 def _answered(

@@ -1,0 +1,107 @@
+"""RanPAC: ridge regression on rectified random projections, from second moments that are kept.
+
+McDonnell, Gong, Parvaneh, Abbasnejad, van den Hengel, "RanPAC: random projections and pre-trained
+models for continual learning", NeurIPS 2023. Features x stay as they are and are projected once, by
+P of random normal numbers, to more features than before. Sums over all pictures so far are kept:
+
+    h = max(0, Pᵀ x),   G = Σ h hᵀ,   Q = Σ h yᵀ   with y one-hot,
+    scores = hᵀ (G + λ I)⁻¹ Q
+
+Kept: all of it. Ours: λ is a share of the mean of G's diagonal, chosen on validation episodes like
+all hyper-parameters, where the authors hold pictures out. Supports are weighted so that a novel
+class counts as many pictures as a base class: the authors' classes have equally many, and a class
+of one beside classes of twenty would never be the answer.
+
+G and Q of base classes are the same in all episodes. With H the few weighted supports [S, M] and
+A = G_b + λ I, the matrix lemma (A + HᵀH)⁻¹ = A⁻¹ − A⁻¹Hᵀ (I + H A⁻¹ Hᵀ)⁻¹ H A⁻¹ adds those of an
+episode.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fewgraft.draws import KeyStream
+from fewgraft.methods.base import Method, MethodSpec, Queries, Search, Task
+from fewgraft.prototypes import members_of
+
+SEED = 0
+
+
+@dataclass(frozen=True)
+class RanPAC(Method):
+    """Second moments of random features."""
+
+    uses_base_features = True
+    search: ClassVar[Search] = {"ridge": (1e-3, 1e-2, 1e-1, 1.0, 10.0)}
+
+    ridge: float = 0.1  # λ beside the mean of G's diagonal
+    projections: int = 2000  # M
+
+    def fit(self, task: Task) -> "RidgeScores":
+        """In double precision: G of fewer pictures than projections is singular."""
+        assert task.base_features is not None
+        base = task.base_features
+        projection = _projection(base.shape[-1], self.projections).to(base.device)
+        hidden = _hidden(base, projection)  # [N_b, m, M]
+        moments = torch.einsum("kmi,kmj->ij", hidden, hidden)
+        moments.diagonal().add_(self.ridge * moments.diagonal().mean())
+        factor = torch.linalg.cholesky(moments)
+        members = members_of(task.labels, task.ways, hidden.dtype)  # [E, S, N]
+        weights = base.shape[1] / members.sum(1, keepdim=True)  # of the supports of a class
+        targets = members * weights.sqrt()  # [E, S, N]
+        support = targets.sum(-1, keepdim=True) * _hidden(task.support, projection)
+        of_base = hidden.sum(1)[: len(task.weights)]  # none where the setting has none
+        return RidgeScores(task, projection, factor, of_base, support, targets)
+
+
+@dataclass(frozen=True)
+class RidgeScores:
+    """Scores of all classes by the moments of base classes and of an episode."""
+
+    task: Task
+    projection: Tensor  # P [d, M]
+    factor: Tensor  # L [M, M] with L Lᵀ = A
+    base: Tensor  # columns of Q for base classes [N_b, M]
+    support: Tensor  # H [E, S, M]
+    targets: Tensor  # weighted one-hot labels [E, S, N]
+
+    def logits(self, queries: Queries) -> Tensor:
+        """L⁻¹ of everything first: products of those are products with A⁻¹."""
+        asked, base, support = (
+            self._whitened(part)
+            for part in (_hidden(queries.features, self.projection), self.base, self.support)
+        )
+        gram = support @ support.transpose(1, 2)  # H A⁻¹ Hᵀ [E, S, S]
+        inner = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device) + gram
+        towards = asked @ support.transpose(1, 2)  # [E, Q, S]
+        shares = torch.linalg.solve(inner, towards.transpose(1, 2)).transpose(1, 2)
+        of_base = asked @ base.T - shares @ (support @ base.T)  # [E, Q, N_b]
+        of_novel = shares @ self.targets  # by the same lemma: A⁻¹Hᵀ(I + H A⁻¹ Hᵀ)⁻¹
+        scores = torch.cat([self.task.strike(of_base), of_novel], dim=-1)
+        return scores.to(queries.features.dtype)
+
+    def _whitened(self, rows: Tensor) -> Tensor:
+        """L⁻¹h of rows [..., M]."""
+        flat = rows.flatten(0, -2)
+        found: Tensor = torch.linalg.solve_triangular(self.factor.T, flat, upper=True, left=False)
+        return found.view(rows.shape)
+
+
+def _projection(features: int, projections: int) -> Tensor:
+    """P [d, M] in double precision, the same on all machines and in all episodes."""
+    words = KeyStream(SEED, features).keys(features * projections)
+    uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) / 2**53
+    normal: Tensor = torch.special.ndtri(torch.from_numpy(uniform))
+    return normal.view(features, projections)
+
+
+def _hidden(features: Tensor, projection: Tensor) -> Tensor:
+    """h of features [..., d]."""
+    return (features.double() @ projection).relu()
+
+
+METHODS = (MethodSpec("ranpac", "RanPAC", RanPAC(), "pre-trained", rank=4, regular=False),)

@@ -1,0 +1,1 @@
+"""Transductive and semi-supervised methods on fixed features, one file per paper."""

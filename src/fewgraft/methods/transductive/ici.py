@@ -1,0 +1,180 @@
+"""ICI: pseudo-labels are believed one by one, those first that a regression can explain.
+
+Wang, Xu, Liu, Zhang, Fu, "Instance credibility inference for few-shot learning", CVPR 2020. A
+logistic regression learnt from the support labels U. Then every picture gets an offset γ_i of its
+own in a linear regression from five principal components Z (orthonormal, of S and U) to the labels:
+
+    min over Γ of (1/2n) ‖X̂ (Y − Γ)‖² + α Σ_i ‖γ_i‖,   X̂ = I − Z Zᵀ
+
+over 100 values of α. A picture whose offset is 0 at a smaller α is more credible. The five most
+credible of each pseudo-class join the training set, logistic regression learns again, and so on
+until all of U has joined; the last one answers. Five of each class in each round is all that is
+assumed about balance of classes, and it is not a strong assumption: a frequent class takes
+more rounds.
+
+Written with the slopes β that X̂ projects out, min ½‖Y − Zβ − Γ‖² + nα Σ_i ‖γ_i‖, it is Huber's
+regression: for given β an offset is 0 exactly where the residual r_i = Y_i − Z_i β is no longer
+than nα, and weighted least squares with weights min(1, nα/‖r_i‖) finds β, a few numbers per
+episode. Pictures that become credible at the same α are taken in the order of U, as the authors do;
+`ties = "length"` takes those with the shortest residual first, so that the order of U does not
+matter. The authors' second version (LLE in place of PCA) is not here.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fewgraft.methods.base import Method, MethodSpec, NovelWeights, Queries, Search, Solution, Task
+from fewgraft.prototypes import directions, members_of, prototypes
+
+ALPHAS, SMALLEST = 100, 1e-3  # how many, and the last as a share of the first
+TOLERANCE, MOST_STEPS = 1e-6, 100
+RANK = 1e-5  # a singular value below this share of the largest is 0
+ROUNDING, TINY = 1e-9, 1e-12
+
+
+@dataclass(frozen=True)
+class InstanceCredibility(Method):
+    """How many join at a time, and how free the classifier is."""
+
+    uses_unlabelled = True
+    search: ClassVar[Search] = {"strength": (1.0, 10.0, 100.0), "per_round": (5, 10)}
+
+    strength: float = 10.0  # C of the logistic regression
+    per_round: int = 5  # pictures of each class
+    components: int = 5
+    ties: Literal["order", "length"] = "order"
+
+    def fit(self, task: Task) -> Solution:
+        """Without U, or with one class, there is nothing to infer: the prototypes answer."""
+        if not task.unlabelled.shape[1] or task.ways == 1:
+            return NovelWeights(prototypes(task.support, task.labels, task.ways), task.gamma)
+        pictures = directions(torch.cat([task.support, task.unlabelled], 1).double())
+        components = principal(pictures, self.components)
+        n_support = task.support.shape[1]
+        chosen = torch.zeros(pictures.shape[:2], dtype=torch.bool, device=pictures.device)
+        chosen[:, :n_support] = True
+        labels = torch.zeros_like(chosen, dtype=torch.int64)
+        labels[:, :n_support] = task.labels
+        weights = learn(pictures, labels, chosen, self.strength)
+        while not chosen.all():
+            e = (~chosen.all(1)).nonzero()[:, 0]  # episodes that go on
+            guessed = linear(pictures[e], weights[e]).argmax(-1)
+            labels[e, n_support:] = guessed[:, n_support:]
+            order = self.order(components[e], members_of(labels[e], task.ways, pictures.dtype))
+            chosen[e] |= first_of_each(order, labels[e], chosen[e], task.ways, self.per_round)
+            weights[e] = learn(pictures[e], labels[e], chosen[e], self.strength)
+        return LearntClassifier(weights)
+
+    def order(self, components: Tensor, labels: Tensor) -> Tensor:
+        """Pictures from the most to the least credible [E, n]; components Z, labels Y."""
+        since, length = credibility(components, labels)
+        order = torch.arange(since.shape[1], device=since.device).expand_as(since)
+        if self.ties == "length":
+            order = length.argsort(dim=1)
+        return order.gather(1, since.gather(1, order).argsort(dim=1, stable=True))
+
+
+def learn(pictures: Tensor, labels: Tensor, chosen: Tensor, strength: float) -> Tensor:
+    """Logistic regression on the chosen of pictures [E, n, d] → weights and intercepts [E, N, d+1].
+
+    scikit-learn's, whose rule to stop is part of the paper's method: pseudo-labels change with it.
+    """
+    from sklearn.linear_model import LogisticRegression
+
+    found = []
+    for x, y, rows in zip(pictures.cpu(), labels.cpu(), chosen.cpu(), strict=True):
+        model = LogisticRegression(C=strength, max_iter=1000).fit(x[rows].numpy(), y[rows].numpy())
+        padded = np.concatenate([model.coef_, model.intercept_[:, None]], 1)
+        two = len(padded) == 1  # classes, of which the first has score 0
+        found.append(np.concatenate([np.zeros_like(padded), padded]) if two else padded)
+    return torch.from_numpy(np.stack(found)).to(pictures)
+
+
+def linear(features: Tensor, weights: Tensor) -> Tensor:
+    """Scores [E, n, N] of features [E, n, d] with weights and intercepts [E, N, d+1]."""
+    return features @ weights[..., :-1].transpose(1, 2) + weights[:, None, :, -1]
+
+
+def principal(pictures: Tensor, count: int) -> Tensor:
+    """Orthonormal scores Z [E, n, count] of the first components of pictures [E, n, d].
+
+    Components that the pictures do not have are 0.
+    """
+    centred = pictures - pictures.mean(1, keepdim=True)
+    values, vectors = torch.linalg.eigh(centred @ centred.transpose(1, 2))
+    values, vectors = values[..., -count:], vectors[..., -count:]
+    present = (values > RANK**2 * values[..., -1:].clamp(min=RANK))[:, None]
+    scores: Tensor = vectors * present
+    return scores
+
+
+def credibility(components: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """At which α, counted from the smallest, an offset is 0 first [E, n], and ‖r‖/nα there [E, n].
+
+    The shorter the residual r, the less an offset is needed. Components Z [E, n, k], labels Y
+    [E, n, N] one-hot.
+    """
+    slopes = components.transpose(1, 2) @ labels  # least squares: Z is orthonormal
+    largest = (labels - components @ slopes).norm(dim=-1).amax(-1)  # nα where all offsets are 0
+    shares = [SMALLEST ** (place / (ALPHAS - 1)) for place in range(ALPHAS)]
+    since = torch.full(labels.shape[:2], ALPHAS, device=labels.device)
+    relative = labels.new_zeros(labels.shape[:2])
+    for place, share in enumerate(shares):
+        slopes, lengths = huber(components, labels, largest * share, slopes)
+        lengths = lengths / (largest * share)[:, None].clamp(min=1e-300)
+        zero = lengths <= 1 + ROUNDING
+        since = torch.where(zero, ALPHAS - 1 - place, since)
+        relative = torch.where(zero, lengths, relative)
+    return since, relative
+
+
+def huber(
+    components: Tensor, labels: Tensor, threshold: Tensor, slopes: Tensor
+) -> tuple[Tensor, Tensor]:
+    """β [E, k, N] at thresholds nα [E], starting with `slopes`, and lengths of residuals [E, n].
+
+    Weighted least squares, again and again; an episode that has converged stays as it is.
+    """
+    ridge = TINY * torch.eye(components.shape[-1], dtype=labels.dtype, device=labels.device)
+    moving = torch.ones(len(labels), 1, 1, dtype=torch.bool, device=labels.device)
+    lengths = (labels - components @ slopes).norm(dim=-1)
+    for _ in range(MOST_STEPS):
+        weights = (threshold[:, None] / lengths.clamp(min=TINY)).clamp(max=1.0)
+        weighted = components.transpose(1, 2) * weights[:, None]  # [E, k, n]
+        found = torch.linalg.solve(weighted @ components + ridge, weighted @ labels)
+        change = (found - slopes).abs().amax((1, 2), keepdim=True)
+        slopes = torch.where(moving, found, slopes)
+        lengths = (labels - components @ slopes).norm(dim=-1)
+        moving = moving & (change >= TOLERANCE)
+        if not moving.any():
+            break
+    return slopes, lengths
+
+
+def first_of_each(order: Tensor, labels: Tensor, chosen: Tensor, ways: int, count: int) -> Tensor:
+    """The first `count` pictures of each class in `order` [E, n] that are not chosen yet."""
+    fresh = members_of(labels, ways, torch.int64) * ~chosen[..., None]  # [E, n, N]
+    ordered = fresh.gather(1, order[..., None].expand_as(fresh))
+    taken = ((ordered.cumsum(1) <= count) & (ordered > 0)).any(-1)
+    return torch.zeros_like(chosen).scatter(1, order, taken)
+
+
+@dataclass(frozen=True)
+class LearntClassifier:
+    """The last logistic regression."""
+
+    weights: Tensor  # [E, N, d+1]
+
+    def logits(self, queries: Queries) -> Tensor:
+        """Log-probabilities."""
+        found = linear(directions(queries.features.double()), self.weights)
+        return found.log_softmax(-1).to(queries.features.dtype)
+
+
+METHODS = (
+    MethodSpec("ici", "LR + ICI", InstanceCredibility(), "algorithm-1", rank=25, joint=False),
+)

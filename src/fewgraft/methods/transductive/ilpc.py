@@ -1,0 +1,319 @@
+"""iLPC: labels are propagated, shared out equally, and cleaned a few at a time.
+
+Lazarou, Stathaki, Avrithis, "Iterative label cleaning for transductive and semi-supervised few-shot
+learning", ICCV 2021. Features are power-transformed (power.py), centred by the mean of S ∪ U, and
+made directions again. Then, with B the part of U that has no label yet:
+
+1. Z = max(0, (I − αA)⁻¹ Y) on the graph of the k nearest neighbours, with edges cos³ in both
+   directions, A = D^−½ W D^−½, and Y the labels so far.
+2. P = transport of (Z / Σ Z)^T: rows sum to 1, each class gets the same share of B. A picture's
+   guess is its largest entry.
+3. A linear classifier learns labels and guesses in 1000 steps of descent. ℓ_i is the mean of
+   picture i's loss over the steps: a wrong guess is learnt late.
+4. The 3 pictures of each class with the lowest ℓ leave B with their guess as their label.
+
+At the end a logistic regression on S ∪ U answers each query alone. `together` answers as the
+paper's transductive protocol does, where B is the queries and U plays no part: a share of what is
+left for a class takes the place of equal shares, and rounds go on until B is empty.
+
+The method assumes that U holds equally many pictures of each class. The graph never changes, since
+pictures only move from B to S; and descent on a linear classifier can be followed in the logits
+L [n, N] alone, for they move by (X Xᵀ + 1)(p − y) from step to step, decay and momentum included.
+The classifier's bias begins at 0, where the original's is random. Edges with a negative cosine are
+0: their cubes would give degrees below 0. There is no place for base classes in it.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from sklearn.linear_model import LogisticRegression
+from torch import Tensor
+
+from fewgraft.methods.base import Method, MethodSpec, NovelWeights, Queries, Search, Task
+from fewgraft.methods.transductive.power import Negatives, power_transform
+from fewgraft.methods.transductive.transport import LEAST, transport_plan
+from fewgraft.prototypes import class_sums, directions, join_logits, members_of, prototypes
+
+LR, MOMENTUM, DECAY, STEPS = 0.1, 0.9, 5e-4, 1000  # of the linear classifier
+NEVER = 10**9  # a round that does not come
+FEWEST = 5  # a round that finds fewer is the last
+AT_A_TIME = 1_000_000  # numbers of products: they stay near the processor from step to step
+
+
+@dataclass(frozen=True)
+class LabelCleaning(Method):
+    """The authors tune k and α; these are theirs for a ResNet-12."""
+
+    uses_unlabelled = True
+    search: ClassVar[Search] = {"neighbours": (8, 15, 25), "power": (0.5, 0.7)}
+
+    neighbours: int = 15  # k
+    alpha: float = 0.8
+    sharpness: float = 3.0  # T
+    moved: int = 3  # per class and round
+    considered: int = 30  # per class: the pictures that labels reach best
+    strength: float = 10.0  # C of the logistic regression
+    power: float = 0.5
+    negatives: Negatives = "signed"
+    together: bool = False
+
+    def fit(self, task: Task) -> "LabelledRegression | NovelWeights | CleanedQueries":
+        """An empty unlabelled set leaves the prototypes."""
+        if self.together:
+            return CleanedQueries(self, task)
+        if task.unlabelled.shape[1] == 0:
+            return NovelWeights(prototypes(task.support, task.labels, task.ways), task.gamma)
+        features, mean = self.placed(task.support, task.unlabelled)
+        labels = self.cleaned(features, task.labels, task.ways).labels
+        weights, biases = regressions(features, labels, task.ways, self.strength)
+        return LabelledRegression(weights, biases, mean, self)
+
+    def powers(self, features: Tensor) -> Tensor:
+        """Of features [E, n, d], in double precision."""
+        return power_transform(features.double(), self.power, self.negatives)
+
+    def placed(self, support: Tensor, unlabelled: Tensor) -> tuple[Tensor, Tensor]:
+        """Support and unlabelled pictures in the space of the method [E, n, d], and their mean."""
+        features = self.powers(torch.cat([support, unlabelled], 1))
+        mean = features.mean(1, keepdim=True)
+        return directions(features - mean), mean
+
+    def cleaned(
+        self, features: Tensor, labels: Tensor, ways: int, *, remaining: bool = False
+    ) -> "Labelling":
+        """Labels of all pictures [E, n, d], the first of which have labels [E, S].
+
+        `remaining`: a class gets what is left of its share, and rounds go on until B is empty.
+        """
+        some = max(1, AT_A_TIME // features.shape[1] ** 2)
+        parts = zip(torch.split(features, some), torch.split(labels, some), strict=True)
+        return joined([self._cleaned(f, y, ways, remaining) for f, y in parts])
+
+    def _cleaned(self, features: Tensor, labels: Tensor, ways: int, remaining: bool) -> "Labelling":
+        pile = features.shape[1] - labels.shape[1]
+        rounds = pile if remaining else max(1, pile // (self.moved * ways))
+        factor = propagator(features, self.neighbours, self.alpha)
+        state = Labelling.begin(labels, pile, ways)
+        for number in range(rounds):
+            if not state.going.any():
+                break
+            state = self._round(features, factor, state, number, remaining)
+        return state
+
+    def _round(
+        self, features: Tensor, factor: Tensor, state: "Labelling", number: int, remaining: bool
+    ) -> "Labelling":
+        members = state.members()
+        reached = torch.cholesky_solve(members, factor).clamp(min=0)  # Z
+        logs = self.sharpness * normalised(reached).clamp(min=LEAST).log()
+        shares = state.remaining_shares() if remaining else state.equal_shares()
+        guessed = state.guessed(transport_plan(logs, shares, taking=~state.known))
+        candidates = guessed.guesses()
+        if not remaining:
+            candidates = candidates & self._best_reached(reached, ~state.known)[..., None]
+        used = state.known | candidates.any(-1)
+        losses = mean_losses(features, members, guessed.one_hot(), used)
+        return guessed.moved(lowest(losses, candidates, self.moved), number)
+
+    def _best_reached(self, reached: Tensor, pile: Tensor) -> Tensor:
+        """The pictures of B [E, n] that labels reach best, of each class that reaches them most."""
+        nearest = members_of(reached.argmax(-1), reached.shape[2], reached.dtype).bool()
+        return lowest(-reached.amax(-1), nearest & pile[..., None], self.considered)
+
+
+# --- which picture has which label ---
+
+
+@dataclass(frozen=True)
+class Labelling:
+    """Pictures with labels and pictures with guesses, which are B.
+
+    Attributes:
+        labels: Labels and guesses [E, n].
+        plan: How each was shared out when it got its label [E, n, N].
+        left: The round in which a picture left B, −1 for the support, NEVER for B [E, n].
+        going: Episodes that go on [E].
+    """
+
+    labels: Tensor
+    plan: Tensor
+    left: Tensor
+    going: Tensor
+
+    @classmethod
+    def begin(cls, labels: Tensor, pile: int, ways: int) -> Self:
+        """Labels [E, S] of the support, and a pile without."""
+        nothing = labels.new_zeros(len(labels), pile)
+        left = torch.cat([torch.full_like(labels, -1), torch.full_like(nothing, NEVER)], 1)
+        labels = torch.cat([labels, nothing], 1)
+        return cls(labels, members_of(labels, ways, torch.float64), left, left.amax(1) == NEVER)
+
+    @property
+    def known(self) -> Tensor:
+        """Pictures that have a label [E, n]."""
+        return self.left < NEVER
+
+    def one_hot(self) -> Tensor:
+        """Labels and guesses [E, n, N]."""
+        return members_of(self.labels, self.plan.shape[2], torch.float64)
+
+    def members(self) -> Tensor:
+        """Labels alone [E, n, N]; rows of B are 0."""
+        return self.one_hot() * self.known[..., None]
+
+    def guesses(self) -> Tensor:
+        """Guesses alone, as true or false [E, n, N]."""
+        return self.one_hot().bool() & ~self.known[..., None]
+
+    def equal_shares(self) -> Tensor:
+        """Of B for each class [E, N]."""
+        ways = self.plan.shape[2]
+        return ((~self.known).sum(1, keepdim=True) / ways).double().expand(-1, ways)
+
+    def remaining_shares(self) -> Tensor:
+        """Of B for each class [E, N], where all of the pile was to be shared equally."""
+        pile = (self.left >= 0).sum(1, keepdim=True)
+        taken = (self.members() * (self.left >= 0)[..., None]).sum(1)
+        room = (pile / taken.shape[1] - taken).clamp(min=0)
+        total = room.sum(1, keepdim=True)  # 0 where classes took more than their shares
+        share = room / total.clamp(min=LEAST) * (~self.known).sum(1, keepdim=True)
+        return share.where(total > 0, self.equal_shares())
+
+    def guessed(self, plan: Tensor) -> Self:
+        """With guesses from a plan, where episodes go on."""
+        new = ~self.known & self.going[:, None]
+        return replace(
+            self,
+            labels=plan.argmax(-1).where(new, self.labels),
+            plan=plan.where(new[..., None], self.plan),
+        )
+
+    def moved(self, chosen: Tensor, number: int) -> Self:
+        """After chosen pictures [E, n] of B kept their guesses as labels."""
+        left = self.left.where(~(chosen & self.going[:, None]), number)
+        going = self.going & (chosen.sum(1) >= FEWEST) & (left.amax(1) == NEVER)
+        return replace(self, left=left, going=going)
+
+
+def joined(parts: Sequence[Labelling]) -> Labelling:
+    """The episodes of all parts."""
+    names = [field.name for field in fields(Labelling)]
+    return Labelling(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
+
+
+# --- the steps ---
+
+
+def propagator(features: Tensor, neighbours: int, alpha: float) -> Tensor:
+    """The Cholesky factor of I − αA [E, n, n], for directions [E, n, d]."""
+    cosines = features @ features.transpose(1, 2)
+    cosines.diagonal(0, 1, 2).fill_(-1.0)
+    best = cosines.topk(min(neighbours, features.shape[1] - 1), dim=-1)
+    one_way = torch.zeros_like(cosines).scatter_(-1, best.indices, best.values.clamp(min=0) ** 3)
+    edges = one_way + one_way.transpose(1, 2)
+    degree = edges.sum(-1)
+    scale = degree.where(degree > 0, 1.0).rsqrt()
+    system = -alpha * scale[:, :, None] * edges * scale[:, None, :]
+    system.diagonal(0, 1, 2).add_(1.0)
+    factor: Tensor = torch.linalg.cholesky(system)
+    return factor
+
+
+def normalised(scores: Tensor) -> Tensor:
+    """Rows [..., N] that sum to 1, or to 0 where no label reached them."""
+    return scores / scores.sum(-1, keepdim=True).clamp(min=LEAST)
+
+
+def lowest(values: Tensor, groups: Tensor, count: int) -> Tensor:
+    """Which pictures [E, n] are among the `count` lowest of their group [E, n, N], by values."""
+    of_group = values[..., None].where(groups, math.inf)
+    best = of_group.topk(min(count, values.shape[1]), dim=1, largest=False)
+    found = torch.zeros_like(groups).scatter_(1, best.indices, best.values < math.inf)
+    return found.any(-1)
+
+
+def mean_losses(features: Tensor, members: Tensor, targets: Tensor, used: Tensor) -> Tensor:
+    """ℓ [E, n]: each picture's cross-entropy, on average over the training of a classifier.
+
+    It begins with the directions of the class means of `members` [E, n, N] of features [E, n, d],
+    and learns the targets [E, n, N] of the pictures in `used` [E, n].
+    """
+    weights = directions(class_sums(members, features))
+    logits = (features @ weights.transpose(1, 2)).float()
+    products = (features @ features.transpose(1, 2) + 1).float()  # the 1 is the bias's
+    share = (used / used.sum(1, keepdim=True)).float()[..., None]
+    wanted = share * targets.float()
+    speed, total = torch.zeros_like(logits), torch.zeros_like(logits)
+    for _ in range(STEPS):
+        logs = logits.log_softmax(-1)
+        total += logs
+        pull = logs.exp_().mul_(share).sub_(wanted)
+        speed.mul_(MOMENTUM).add_(logits, alpha=DECAY).baddbmm_(products, pull)
+        logits.sub_(speed, alpha=LR)
+    return -(total * targets).sum(-1) / STEPS
+
+
+def regressions(
+    features: Tensor, labels: Tensor, ways: int, strength: float
+) -> tuple[Tensor, Tensor]:
+    """Weights [E, N, d] and biases [E, N] of a logistic regression per episode."""
+    found = [_regression(x, y, ways, strength) for x, y in zip(features, labels, strict=True)]
+    weights, biases = (torch.from_numpy(np.stack(part)) for part in zip(*found, strict=True))
+    return weights.to(features), biases.to(features)
+
+
+def _regression(features: Tensor, labels: Tensor, ways: int, strength: float) -> tuple[Any, Any]:
+    if ways == 1:
+        return np.zeros((1, features.shape[1])), np.zeros(1)
+    model = LogisticRegression(C=strength, max_iter=1000)
+    model.fit(features.float().numpy(force=True), labels.numpy(force=True))
+    weights, biases = model.coef_, model.intercept_
+    if ways == 2:  # one row, for the second class against the first
+        weights, biases = np.vstack([0 * weights, weights]), np.append(0.0, biases)
+    return weights, biases
+
+
+# --- the answers ---
+
+
+@dataclass(frozen=True)
+class LabelledRegression:
+    """The logistic regression of S ∪ U."""
+
+    weights: Tensor  # [E, N, d]
+    biases: Tensor  # [E, N]
+    mean: Tensor  # of S ∪ U [E, 1, d]
+    method: LabelCleaning
+
+    def logits(self, queries: Queries) -> Tensor:
+        """Logarithms of probabilities, each query alone; a centred query keeps its length."""
+        placed = self.method.powers(queries.features) - self.mean
+        scores = placed @ self.weights.transpose(1, 2) + self.biases[:, None]
+        found = scores.log_softmax(-1).to(queries.features.dtype)
+        return join_logits(queries.base_logits, found)
+
+
+@dataclass(frozen=True)
+class CleanedQueries:
+    """The paper's transductive protocol: queries get their labels together, in rounds."""
+
+    method: LabelCleaning
+    task: Task
+
+    def logits(self, queries: Queries) -> Tensor:
+        """Half a query's label, half how it was shared out."""
+        task, supports = self.task, self.task.support.shape[1]
+        features, _ = self.method.placed(task.support, queries.features)
+        found = self.method.cleaned(features, task.labels, task.ways, remaining=True)
+        mixed = (found.one_hot() + normalised(found.plan))[:, supports:] / 2
+        logs = mixed.clamp(min=LEAST).log().to(queries.features.dtype)
+        return join_logits(queries.base_logits, logs)
+
+
+METHODS = (
+    MethodSpec("ilpc", "iLPC", LabelCleaning(), "algorithm-1", rank=24, joint=False, balanced=True),
+)

@@ -1,0 +1,45 @@
+"""Which pictures are near each other, and which are the same one.
+
+In the transductive setting U holds the queries themselves. Nothing may rest on it, but a query that
+is a vertex of a graph already is not its own neighbour there: a copy of a query in U is that query.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+ROUNDING = 1e-13  # squared distances below this share of the squared lengths are 0
+
+
+def squared_distances(a: Tensor, b: Tensor) -> Tensor:
+    """‖a_i − b_j‖² of a [E, n, d] and b [E, m, d] in double precision → [E, n, m].
+
+    Equal pictures are at 0 exactly.
+    """
+    lengths = a.square().sum(-1)[:, :, None] + b.square().sum(-1)[:, None]
+    distances = lengths - 2 * a @ b.transpose(1, 2)
+    return torch.where(distances > ROUNDING * lengths, distances, torch.zeros_like(distances))
+
+
+def copies(pictures: Tensor, others: Tensor) -> Tensor:
+    """Where each picture [E, n, d] itself is among others [E, m, d], once at most → [E, n, m]."""
+    found = pictures.new_zeros(*pictures.shape[:2], others.shape[1], dtype=torch.bool)
+    if not others.shape[1]:
+        return found
+    place = squared_distances(pictures.double(), others.double()).argmin(-1, keepdim=True)
+    nearest = others.gather(1, place.expand(-1, -1, others.shape[-1]))
+    return found.scatter_(-1, place, (nearest == pictures).all(-1, keepdim=True))
+
+
+def not_asked(unlabelled: Tensor, queries: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """U [E, U, d] without the pictures that are queries [E, Q, d].
+
+    Gives episodes [e] that have equally many left, and what they have left [e, U', d].
+    """
+    left = ~copies(unlabelled, queries).any(-1)
+    counts = left.sum(1)
+    for count in sorted(set(counts.tolist())):
+        episodes = (counts == count).nonzero()[:, 0]
+        rest = unlabelled[episodes][left[episodes]]
+        yield episodes, rest.view(len(episodes), count, unlabelled.shape[-1])

@@ -1,0 +1,177 @@
+"""TIM: class weights by which every picture of U is decided, and U as a whole is spread.
+
+Boudiaf, Masud, Rony, Dolz, Piantanida, Ben Ayed, "Transductive information maximization for
+few-shot learning", NeurIPS 2020. On directions x, with logits −(τ/2)‖x − w_c‖² and p their softmax,
+the loss of an episode is
+
+    λ₀ CE(S) − λ₁ H(mean_b p_b) + λ₂ mean_b H(p_b)
+
+"tim-gd" moves W, which begins as the support's means, by Adam. "tim-adm" alternates closed forms:
+with n_S and n_U pictures, a = λ₀/(1+λ₂) and β = n_S/n_U,
+
+    q_bc ∝ p_bc^(1+λ₂) / (Σ_b p_bc^(1+λ₂))^(λ₁/(1+λ₁))
+    w_c = [a Σ_S (y x + p (w_c − x)) + β Σ_U (q x + p (w_c − x))] / [a K_c + β Σ_U q]
+
+The marginal entropy H(mean_b p_b) is largest where all classes are used equally: the method assumes
+that U holds equally many pictures of each. Queries play no part in it but to be answered with W, so
+each is answered alone. The gradient is written out: one product of features and weights there, one
+back. There is no place for base classes in it.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fewgraft.methods.base import Method, MethodSpec, NovelWeights, Queries, Search, Task
+from fewgraft.prototypes import (
+    class_sums,
+    directions,
+    join_logits,
+    members_of,
+    prototypes,
+)
+
+AT_A_TIME = 2_000_000  # numbers of features: they stay near the processor from step to step
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Support and unlabelled directions of E episodes, in one tensor."""
+
+    features: Tensor  # [E, S+U, d]
+    members: Tensor  # one-hot labels of the support [E, S, N]
+
+    @property
+    def supports(self) -> int:
+        """How many come first."""
+        return self.members.shape[1]
+
+    def means(self) -> Tensor:
+        """Of the support, class by class [E, N, d]."""
+        total = class_sums(self.members, self.features[:, : self.supports])
+        return total / self.members.sum(1)[..., None]
+
+
+@dataclass(frozen=True)
+class InformationMaximisation(Method):
+    """Common to TIM and α-TIM: W by Adam."""
+
+    uses_unlabelled = True
+
+    steps: int = 1000
+    lr: float = 1e-4
+    temperature: float = 15.0  # τ
+    w_support: float = 0.1  # λ₀
+    w_marginal: float = 1.0  # λ₁
+    w_conditional: float = 0.1  # λ₂
+
+    def fit(self, task: Task) -> "DistanceWeights | NovelWeights":
+        """An empty unlabelled set leaves the prototypes."""
+        if task.unlabelled.shape[1] == 0:
+            return NovelWeights(prototypes(task.support, task.labels, task.ways), task.gamma)
+        features = directions(torch.cat([task.support, task.unlabelled], 1))
+        members = members_of(task.labels, task.ways, features.dtype)
+        some = max(1, AT_A_TIME // features[0].numel())
+        parts = zip(torch.split(features, some), torch.split(members, some), strict=True)
+        weights = [self.weights(Evidence(f.contiguous(), m)) for f, m in parts]
+        return DistanceWeights(torch.cat(weights).to(features.dtype), self.temperature)
+
+    def weights(self, given: Evidence) -> Tensor:
+        """W [E, N, d]."""
+        weights = given.means()
+        moving = torch.optim.Adam([weights], lr=self.lr)
+        for _ in range(self.steps):
+            weights.grad = self.gradient(given, weights)
+            moving.step()
+        return weights.detach()
+
+    def gradient(self, given: Evidence, weights: Tensor) -> Tensor:
+        """Of each episode's loss by its W [E, N, d]."""
+        by_logits = self.by_logits(
+            given, distance_logits(given.features, weights, self.temperature)
+        )
+        pull = class_sums(by_logits, given.features)
+        return self.temperature * (pull - by_logits.sum(1)[..., None] * weights)
+
+    def by_logits(self, given: Evidence, logits: Tensor) -> Tensor:
+        """The derivative of the loss by the logits [E, S+U, N]."""
+        p = logits.softmax(-1)
+        labelled, unlabelled = p[:, : given.supports], p[:, given.supports :]
+        support = (self.w_support / given.supports) * (labelled - given.members)
+        marginal = self.w_marginal * self.slope(unlabelled.mean(1, keepdim=True))
+        by_p = (marginal - self.w_conditional * self.slope(unlabelled)) / unlabelled.shape[1]
+        inner = (unlabelled * by_p).sum(-1, keepdim=True)
+        return torch.cat([support, unlabelled * (by_p - inner)], 1)
+
+    def slope(self, p: Tensor) -> Tensor:
+        """−dH/dp up to a constant, which a softmax does not feel: log p for Shannon's entropy."""
+        return p.clamp(min=torch.finfo(p.dtype).tiny).log()
+
+
+@dataclass(frozen=True)
+class GradientTIM(InformationMaximisation):
+    """TIM-GD."""
+
+    search: ClassVar[Search] = {"w_marginal": (0.3, 1.0, 3.0), "w_conditional": (0.03, 0.1, 0.3)}
+
+
+@dataclass(frozen=True)
+class AlternatingTIM(InformationMaximisation):
+    """TIM-ADM: closed forms in turn, a tenth of the time."""
+
+    search: ClassVar[Search] = GradientTIM.search
+
+    steps: int = 150
+
+    def weights(self, given: Evidence) -> Tensor:
+        """W [E, N, d]; in double precision, because rounding adds up over closed forms."""
+        given = Evidence(given.features.double(), given.members.double())
+        weights = given.means()
+        for _ in range(self.steps):
+            weights = self._step(given, weights)
+        return weights
+
+    def _step(self, given: Evidence, weights: Tensor) -> Tensor:
+        n, each = given.supports, 1 + self.w_conditional
+        labelled, unlabelled = self.w_support / each, n / (given.features.shape[1] - n)
+        logs = distance_logits(given.features, weights, self.temperature).log_softmax(-1)
+        sharp = each * logs[:, n:]
+        used = sharp.logsumexp(1, keepdim=True)
+        q = (sharp - self.w_marginal / (1 + self.w_marginal) * used).softmax(-1)
+        targets = torch.cat([labelled * given.members, unlabelled * q], 1)
+        p = logs.exp()
+        guesses = torch.cat([labelled * p[:, :n], unlabelled * p[:, n:]], 1)
+        pull = class_sums(targets - guesses, given.features)
+        return (pull + guesses.sum(1)[..., None] * weights) / targets.sum(1)[..., None]
+
+
+def distance_logits(features: Tensor, weights: Tensor, temperature: float) -> Tensor:
+    """−(τ/2)‖x − w‖² of directions x [E, n, d], less what is the same for all classes [E, n, N]."""
+    half = weights.square().sum(-1)[:, None] / 2
+    return temperature * (features @ weights.transpose(1, 2) - half)
+
+
+@dataclass(frozen=True)
+class DistanceWeights:
+    """A weight per class, and how sharply distance to it counts."""
+
+    weights: Tensor  # [E, N, d]
+    temperature: float
+
+    def logits(self, queries: Queries) -> Tensor:
+        """−(τ/2)‖x − w‖² for directions x, each query alone."""
+        features = directions(queries.features)
+        found = distance_logits(features, self.weights, self.temperature) - self.temperature / 2
+        return join_logits(queries.base_logits, found)
+
+
+METHODS = (
+    MethodSpec(
+        "tim-adm", "TIM-ADM", AlternatingTIM(), "algorithm-1", rank=21, joint=False, balanced=True
+    ),
+    MethodSpec(
+        "tim-gd", "TIM-GD", GradientTIM(), "algorithm-1", rank=22, joint=False, balanced=True
+    ),
+)

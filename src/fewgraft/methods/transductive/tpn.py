@@ -1,0 +1,161 @@
+"""TPN: label propagation whose every picture has a bandwidth of its own.
+
+Liu, Lee, Park, Kim, Yang, Hwang, Yang, "Learning to propagate labels: transductive propagation
+network for few-shot learning", ICLR 2019. Pictures x_i with bandwidths σ_i are vertices:
+
+    z_i = x_i / σ_i,   W_ij = exp(−½ mean over dimensions of (z_i − z_j)²)
+
+An edge stays where j is among the k largest of row i, itself included, or i among those of row j.
+Labels Y spread, F = (I − αS)⁻¹ Y with S = D^−½ W D^−½; with α = 0.99 in double precision.
+
+The paper learns a small network that gives σ_i, from base classes, end to end; `bandwidths` is its
+form for fixed features. The row has one σ for all pictures, in units of the root mean squared
+distance of the task, chosen on validation episodes. The paper's vertices are support, U and
+queries: `together`. By default a query asks its k nearest vertices among support and U
+(Delalleau et al., AISTATS 2005), score = Σ_i W_qi / √D_i F_i. It assumes no balance of classes, but
+α near 1 favours the class whose support is connected best.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, softplus
+
+from fewgraft.methods.base import Method, MethodSpec, NovelWeights, Queries, Search, Solution, Task
+from fewgraft.methods.transductive.nearness import not_asked, squared_distances
+from fewgraft.prototypes import members_of, prototypes
+
+NARROWEST = 0.05  # a bandwidth, in root mean squared distances
+
+
+@dataclass(frozen=True)
+class TransductivePropagation(Method):
+    """Bandwidth, neighbours and α."""
+
+    uses_unlabelled = True
+    search: ClassVar[Search] = {"sigma": (0.15, 0.2, 0.3, 0.4, 0.6), "neighbours": (10, 20)}
+
+    sigma: float = 0.3  # in root mean squared distances of the task
+    neighbours: int = 20  # of a vertex, itself included
+    alpha: float = 0.99
+    together: bool = False  # the queries are vertices, as in the paper
+
+    def fit(self, task: Task) -> Solution:
+        """Without U a query is answered alone by the prototypes."""
+        if self.together:
+            return PropagatedLabels(task, self)
+        if not task.unlabelled.shape[1]:
+            return NovelWeights(prototypes(task.support, task.labels, task.ways), task.gamma)
+        vertices = torch.cat([task.support, task.unlabelled], 1).double()
+        scale = 1 / (self.sigma * mean_distance(vertices))
+        weights = edges(vertices * scale, self.neighbours)
+        scores = propagate(weights, targets(task.labels, task.ways, vertices), self.alpha)
+        return NeighbourScores(
+            vertices * scale, scores * weights.sum(-1, keepdim=True).rsqrt(), scale, self.neighbours
+        )
+
+
+def mean_distance(vertices: Tensor) -> Tensor:
+    """The root mean squared difference in one dimension of two vertices of [E, n, d] → [E, 1, 1].
+
+    1 where all vertices are equal.
+    """
+    distances = squared_distances(vertices, vertices).mean((1, 2), keepdim=True)
+    mean = (distances / vertices.shape[-1]).sqrt()
+    return torch.where(mean > 0, mean, torch.ones_like(mean))
+
+
+def bandwidths(vertices: Tensor, layers: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """σ [E, n, 1] of vertices [E, n, d] from a network of linear layers with ReLU between them.
+
+    σ_i = (0.05 + softplus(network(x_i))) times the root mean squared distance: layers are weights
+    [out, in] and biases [out], the last with one output.
+    """
+    hidden = vertices
+    for weight, bias in layers[:-1]:
+        hidden = linear(hidden, weight, bias).relu()
+    return (NARROWEST + softplus(linear(hidden, *layers[-1]))) * mean_distance(vertices)
+
+
+def targets(labels: Tensor, ways: int, vertices: Tensor) -> Tensor:
+    """Y [E, n, N] of vertices [E, n, d] that begin with the support, labels [E, S]."""
+    found = vertices.new_zeros(*vertices.shape[:2], ways)
+    found[:, : labels.shape[1]] = members_of(labels, ways, vertices.dtype)
+    return found
+
+
+def edges(scaled: Tensor, neighbours: int) -> Tensor:
+    """W [E, n, n] of z [E, n, d]: an edge stays if either end counts it among its largest."""
+    weights = similarities(scaled, scaled)
+    kept = _largest(weights, neighbours)
+    return weights * (kept | kept.transpose(1, 2))
+
+
+def similarities(scaled: Tensor, others: Tensor) -> Tensor:
+    """exp(−½ mean squared difference) of z [E, n, d] and [E, m, d] → [E, n, m]."""
+    return (-0.5 / scaled.shape[-1] * squared_distances(scaled, others)).exp()
+
+
+def _largest(weights: Tensor, count: int) -> Tensor:
+    """Where the `count` largest of each row are, ties all alike [E, n, m]."""
+    least = weights.topk(min(count, weights.shape[-1]), -1).values[..., -1:]
+    return weights >= least
+
+
+def propagate(weights: Tensor, targets: Tensor, alpha: float) -> Tensor:
+    """F = (I − αS)⁻¹ Y of edges W [E, n, n] and Y [E, n, N]."""
+    scale = weights.sum(-1).rsqrt()
+    system = -alpha * scale[:, :, None] * weights * scale[:, None]
+    system.diagonal(0, 1, 2).add_(1.0)
+    return torch.cholesky_solve(targets, torch.linalg.cholesky(system))
+
+
+@dataclass(frozen=True)
+class NeighbourScores:
+    """What a query learns from the vertices near it."""
+
+    vertices: Tensor  # z [E, n, d]
+    scores: Tensor  # F / √D [E, n, N]
+    scale: Tensor  # 1 / σ [E, 1, 1]
+    neighbours: int
+
+    def logits(self, queries: Queries) -> Tensor:
+        """Log of the nearest vertices' scores."""
+        weights = similarities(queries.features.double() * self.scale, self.vertices)
+        scores = (weights * _largest(weights, self.neighbours)) @ self.scores
+        return log_scores(scores, queries.features.dtype)
+
+
+@dataclass(frozen=True)
+class PropagatedLabels:
+    """One graph of support, U and queries; a picture of U that is a query is one vertex."""
+
+    task: Task
+    config: TransductivePropagation
+
+    def logits(self, queries: Queries) -> Tensor:
+        """All queries of an episode are answered at once."""
+        features = queries.features
+        found = features.new_empty(*features.shape[:2], self.task.ways)
+        for episodes, rest in not_asked(self.task.unlabelled, features):
+            nodes = torch.cat([self.task.support[episodes], rest, features[episodes]], 1).double()
+            weights = edges(
+                nodes / (self.config.sigma * mean_distance(nodes)), self.config.neighbours
+            )
+            labels = targets(self.task.labels[episodes], self.task.ways, nodes)
+            scores = propagate(weights, labels, self.config.alpha)[:, -features.shape[1] :]
+            found[episodes] = log_scores(scores, features.dtype)
+        return found
+
+
+def log_scores(scores: Tensor, dtype: torch.dtype) -> Tensor:
+    """Of scores ≥ 0 in double precision; where nothing arrived, the least that `dtype` has."""
+    return scores.clamp(min=torch.finfo(dtype).tiny).log().to(dtype)
+
+
+METHODS = (
+    MethodSpec("tpn", "TPN, one σ", TransductivePropagation(), "algorithm-1", rank=23, joint=False),
+)

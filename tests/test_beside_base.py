@@ -1,0 +1,90 @@
+"""Methods of novel classes alone, beside base classes: against one episode and query at a time."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from fewgraft.errors import FewgraftError
+from fewgraft.methods import method_spec, methods
+from fewgraft.methods.base import Method, Queries, Task
+from fewgraft.methods.beside_base import BesideBase
+from fewgraft.methods.soft_k_means import SoftKMeans
+from fewgraft.prototypes import directions
+
+pytestmark = pytest.mark.numerical
+EPISODES, WAYS, BASE, WIDTH, GAMMA = 3, 3, 4, 8, 10.0
+
+
+def unit(*shape: int, seed: int) -> Tensor:
+    return directions(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)))
+
+
+def problem() -> tuple[Task, Queries]:
+    weights = unit(BASE, WIDTH, seed=0)
+    unlabelled, queries = unit(EPISODES, 20, WIDTH, seed=1), unit(EPISODES, 6, WIDTH, seed=2)
+    task = Task(
+        ways=WAYS,
+        support=unit(EPISODES, WAYS, WIDTH, seed=3),
+        labels=torch.arange(WAYS).expand(EPISODES, WAYS),
+        unlabelled=unlabelled,
+        base_unlabelled=GAMMA * unlabelled @ weights.T,
+        weights=weights,
+        gamma=GAMMA,
+        numbers=torch.arange(EPISODES),
+    )
+    return task, Queries(queries, GAMMA * queries @ weights.T)
+
+
+def one_by_one(inner: Method, scale: float, task: Task, queries: Queries) -> Tensor:
+    rows = []
+    for e in range(EPISODES):
+        own = [
+            u for u in task.unlabelled[e] if (task.support[e] @ u).max() > (task.weights @ u).max()
+        ]
+        assert 0 < len(own) < 20
+        alone = dataclasses.replace(
+            task,
+            support=task.support[e : e + 1],
+            labels=task.labels[e : e + 1],
+            unlabelled=torch.stack(own)[None],
+            base_unlabelled=torch.empty(1, len(own), 0),
+            weights=torch.empty(0, WIDTH),
+            numbers=task.numbers[e : e + 1],
+        )
+        learnt = inner.fit(alone)
+        for q in queries.features[e]:
+            scores = learnt.logits(Queries(q[None, None], torch.empty(1, 1, 0)))[0, 0]
+            shares = (scale * scores).exp() / (scale * scores).exp().sum()
+            evidence = (GAMMA * task.support[e] @ q).exp().sum()
+            novel = (evidence * shares).log()
+            rows.append(torch.cat([GAMMA * task.weights @ q, novel]))
+    return torch.stack(rows).view(EPISODES, -1, BASE + WAYS)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+def test_against_one_by_one(scale: float) -> None:
+    task, queries = problem()
+    inner = SoftKMeans()
+    found = BesideBase(inner, scale).fit(task).logits(queries)
+    torch.testing.assert_close(found, one_by_one(inner, scale, task, queries))
+
+
+def test_every_method_without_a_place_for_base_classes_has_a_row() -> None:
+    for name, spec in methods().items():
+        if spec.method.uses_unlabelled and not spec.joint:
+            beside = method_spec(f"+{name}")
+            assert beside.title == f"Meta-Inc-Baseline + {spec.title}"
+            assert (beside.joint, beside.regular) == (True, False)
+            assert isinstance(beside.method, BesideBase)
+            assert beside.method.uses_base_features == spec.method.uses_base_features
+
+
+def test_hyper_parameters_come_back_from_a_row() -> None:
+    method = BesideBase(SoftKMeans()).changed(scale=3.0, inner={"steps": 7})
+    assert method.inner.steps == 7  # type: ignore[attr-defined]
+    again = BesideBase(SoftKMeans()).changed(**dataclasses.asdict(method))
+    assert again == method
+    with pytest.raises(FewgraftError, match="no hyper-parameter 'stepps'"):
+        method.changed(inner={"stepps": 1})
