@@ -113,6 +113,17 @@ def test_the_model_stays_as_it_is_and_the_pieces_move(trained: Trained) -> None:
     assert all(not torch.equal(learnt[name], start) for name, start in phase.result().items())
 
 
+def test_pieces_stand_on_a_model_whoever_trained_it(trained: Trained, tmp_path: Path) -> None:
+    """A model of another recipe, such as a shipped one; again and again."""
+    shutil.copytree(trained.run / "pre-trained", tmp_path / "pre-trained")
+    changes = {"pretraining": trained.recipe.pretraining.model_copy(update={"steps": 7})}
+    other = trained.recipe.model_copy(update=changes)
+    for method in ("lwof", "lwof", "attractor"):
+        assert f"{method}-1-shot" in train(other, trained.store, tmp_path, [method])
+    with pytest.raises(FewgraftError, match=r"pretraining\.steps"):
+        train(other, trained.store, tmp_path, ["pre-trained"])
+
+
 @pytest.mark.parametrize("method", ["lwof", "attractor"])
 def test_a_run_that_stopped_ends_in_the_same_bits(
     trained: Trained, method: str, tmp_path: Path

@@ -16,7 +16,7 @@ from fewgraft.errors import FewgraftError, writing
 from fewgraft.files import make_folder, replacing_folder
 from fewgraft.locks import hold_lock
 from fewgraft.methods import method_spec
-from fewgraft.model import CosineModel, load_model, new_model, save_model
+from fewgraft.model import CosineModel, load_model, new_model, save_model, weights_hash
 from fewgraft.network import KeptActivations
 from fewgraft.pieces import has_pieces, load_pieces, save_pieces
 from fewgraft.training.checkpoint import Progress
@@ -59,9 +59,10 @@ def train(
     with writing(folder):
         make_folder(folder)
     with _only_one(folder) if accelerator.is_main_process else contextlib.nullcontext():
-        check_record(folder, recipe, store, (TEACHER, *STAGES))
-        if accelerator.is_main_process:
-            write_record(folder, recipe, store)
+        if models:  # pieces name the model that they stand on, whoever trained it
+            check_record(folder, recipe, store, (TEACHER, *STAGES))
+            if accelerator.is_main_process:
+                write_record(folder, recipe, store)
         _train_stages(recipe, store, folder, models, accelerator, kept)
         found = {stage: load_model(folder / stage).card.metrics for stage in models}
         for name in learners:
@@ -88,7 +89,8 @@ def _learn(
         if not has_pieces(folder, pieces, shots):
             model = load_model(folder / stage).to(accelerator.device)
             phase = LearnPieces(model, store, recipe, name, shots)
-            run = f"{run_name(recipe, store, phase.name)} {learning_hash(recipe, pieces, shots)}"
+            learning = f"{learning_hash(recipe, pieces, shots)} on {weights_hash(model)}"
+            run = f"{run_name(recipe, store, phase.name)} {learning}"
             progress = train_phase(phase, folder, run, recipe.checkpoint_every, accelerator)
             if accelerator.is_main_process:
                 save_pieces(phase.pieces(progress), folder)
