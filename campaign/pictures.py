@@ -179,6 +179,26 @@ def _misstated(content: bytes, chance: random.Random) -> bytes:
     return content[:place] + size + content[place + 8 :]
 
 
+def _flat(size: tuple[int, int], mode: str, kind: str, options: dict[str, Any]) -> bytes:
+    """A picture of one colour; nothing where no such file can be written.
+
+    Some formats end at 65,535 pixels or before, and some encoders crash there: a child writes.
+    """
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        try:
+            return pool.submit(flat_picture, size, mode, kind, options).result()
+        except BrokenProcessPool:
+            return b""
+
+
+def flat_picture(size: tuple[int, int], mode: str, kind: str, options: dict[str, Any]) -> bytes:
+    """In the child."""
+    try:
+        return _saved(Image.new("RGB", size, (90, 60, 30)), mode, kind, **options)
+    except (OSError, ValueError, OverflowError, RuntimeError, struct.error):
+        return b""
+
+
 def swelling_pictures(trial: Trial) -> None:
     """Flat pictures of many sizes: a few kilobytes each, up to gigabytes of pixels."""
     kinds = list(_kinds())
@@ -186,17 +206,8 @@ def swelling_pictures(trial: Trial) -> None:
     for number in trial.rounds(len(SIZES) * len(kinds), "swelling pictures"):
         kind, mode, options = kinds[number % len(kinds)]
         size = SIZES[number // len(kinds) % len(SIZES)]
-        try:
-            content = _saved(Image.new("RGB", size, (90, 60, 30)), mode, kind, **options)
-        except (
-            OSError,
-            ValueError,
-            OverflowError,
-            RuntimeError,
-            struct.error,
-        ):  # some formats end at 65,535 pixels or before
-            continue
-        if not content:  # this build of Pillow does not write it
+        content = _flat(size, mode, kind, options)
+        if not content:
             continue
         (photo := trial.folder / "photo").write_bytes(content)
         command = [sys.executable, "-P", "-c", CHILD, str(photo)]
