@@ -175,9 +175,11 @@ class Recorded(SplitFeatures):
 
     devices: ClassVar[list[torch.device]] = []
 
-    def __init__(self, model: CosineModel, store: ImageStore, split: str) -> None:
+    def __init__(
+        self, model: CosineModel, store: ImageStore, split: str, *, models: Path | None
+    ) -> None:
         self.devices.append(model.weight.device)
-        super().__init__(shipped_model("icons", "algorithm-2"), store, split)
+        super().__init__(shipped_model("icons", "algorithm-2"), store, split, models=models)
 
 
 def test_the_device_reaches_model_and_features(

@@ -94,7 +94,7 @@ def add(results: Results) -> Add:
             backbone="resnet12-tiny",
             data=data,
             content=content,
-            episode_settings=vars(settings),
+            episode_settings=settings.record(),
             episode_hash=settings.hash,
             n_base=108 if SETTINGS[setting].incremental else 0,
             ways=settings.ways,
