@@ -12,11 +12,12 @@ Base and novel weights answer together, γ cos(q, [W_b, w']). In the second stag
 features are frozen; φ, A, a, the keys k, γ_att, and W_b and γ descend on episodes in which some
 classes are taken for novel.
 
-Kept: the equations, initial values, all that moves, optimiser, and half of every feature dropped in
-training, as the authors do on residual networks; without it nothing is learnt at 5 shots, because
-features of training pictures lie too close together. Left out: a bias that all columns share, which
-no answer depends on. Ours: fewer steps; the step is kept that has the best joint accuracy, not the
-best accuracy among novel classes. A cosine network needs no other change.
+Kept: the equations, initial values, all that moves, and the optimiser. On CIFAR-FS half of every
+feature is dropped in training, as the authors do on residual networks: features of pictures that
+the network was trained on lie too close together. Icons, with disjoint classes, do better without.
+Left out: a bias that all columns share, which no answer depends on. Ours: fewer steps; the step is
+kept that has the best joint accuracy, not the best accuracy among novel classes. A cosine network
+needs no other change.
 """
 
 import math
