@@ -19,13 +19,13 @@ from fewgraft.methods.transductive.ilpc import (
     normalised,
     propagator,
 )
+from fewgraft.methods.transductive.nearness import squared_distances
 from fewgraft.methods.transductive.proto_lp import PLAN_TOLERANCE, PrototypePropagation
 from fewgraft.methods.transductive.pt_map import PowerTransport
 from fewgraft.methods.transductive.tim import AlternatingTIM, DistanceWeights, GradientTIM
 from fewgraft.methods.transductive.transport import (
     Centres,
     equal_shares,
-    squared_distances,
     transport_plan,
 )
 from fewgraft.prototypes import members_of

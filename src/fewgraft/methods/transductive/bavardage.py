@@ -24,8 +24,9 @@ from torch.nn.functional import pad
 
 from fewgraft.errors import FewgraftError
 from fewgraft.methods.base import Method, MethodSpec, NovelWeights, Queries, Search, Task
+from fewgraft.methods.transductive.nearness import squared_distances
 from fewgraft.methods.transductive.spans import spanning
-from fewgraft.methods.transductive.transport import LEAST, squared_distances
+from fewgraft.methods.transductive.transport import LEAST
 from fewgraft.prototypes import class_sums, directions, join_logits, members_of, prototypes
 
 PRIOR, SHARE_PRIOR = 10.0, 2.0  # β of an empty class; a of a class beyond its supports

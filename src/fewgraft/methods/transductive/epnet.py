@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from fewgraft.methods.base import Method, MethodSpec, NovelWeights, Queries, Search, Solution, Task
-from fewgraft.methods.transductive.nearness import copies, not_asked, squared_distances
+from fewgraft.methods.transductive.nearness import copies, not_asked, propagated, squared_distances
 from fewgraft.prototypes import members_of, prototypes
 
 EPSILON, LEAST = 1e-4, 1e-6
@@ -98,11 +98,7 @@ class Graph:
 
     def spread(self, values: Tensor, alpha: float) -> Tensor:
         """P(α) of values [E, n, m]."""
-        scale = self.degrees.rsqrt()
-        system = -alpha * scale[:, :, None] * self.edges * scale[:, None]
-        system.diagonal(0, 1, 2).add_(1.0)
-        found: Tensor = torch.cholesky_solve(values, torch.linalg.cholesky(system))
-        return found
+        return propagated(self.edges, self.degrees, values, alpha)
 
     def rows(self, pictures: Tensor, same: Tensor) -> Tensor:
         """Rows of S [E, m, n] of further pictures [E, m, d], none of which is its `same` vertex."""

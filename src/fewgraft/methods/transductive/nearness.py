@@ -43,3 +43,12 @@ def not_asked(unlabelled: Tensor, queries: Tensor) -> Iterator[tuple[Tensor, Ten
         episodes = (counts == count).nonzero()[:, 0]
         rest = unlabelled[episodes][left[episodes]]
         yield episodes, rest.view(len(episodes), count, unlabelled.shape[-1])
+
+
+def propagated(edges: Tensor, degrees: Tensor, values: Tensor, alpha: float) -> Tensor:
+    """(I − αS)⁻¹ V of values V [E, n, m]; S = D^−½ A D^−½ of edges A [E, n, n], D their degrees."""
+    scale = degrees.rsqrt()
+    system = -alpha * scale[:, :, None] * edges * scale[:, None]
+    system.diagonal(0, 1, 2).add_(1.0)
+    found: Tensor = torch.cholesky_solve(values, torch.linalg.cholesky(system))
+    return found

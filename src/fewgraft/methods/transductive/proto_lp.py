@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from fewgraft.methods.base import Method, MethodSpec, NovelWeights, Search, Task
+from fewgraft.methods.transductive.nearness import squared_distances
 from fewgraft.methods.transductive.power import Negatives, power_transform
 from fewgraft.methods.transductive.spans import principal_axes
 from fewgraft.methods.transductive.transport import (
@@ -30,7 +31,6 @@ from fewgraft.methods.transductive.transport import (
     Centres,
     equal_shares,
     scaled,
-    squared_distances,
     transport_plan,
 )
 from fewgraft.prototypes import class_sums, directions, members_of, prototypes

@@ -21,11 +21,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from fewgraft.methods.base import Method, MethodSpec, NovelWeights, Search, Task
+from fewgraft.methods.transductive.nearness import squared_distances
 from fewgraft.methods.transductive.power import Negatives, power_transform
 from fewgraft.methods.transductive.transport import (
     Centres,
     equal_shares,
-    squared_distances,
     transport_plan,
 )
 from fewgraft.prototypes import class_sums, directions, prototypes, support_sums

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn.functional import linear, softplus
 
 from fewgraft.methods.base import Method, MethodSpec, NovelWeights, Queries, Search, Solution, Task
-from fewgraft.methods.transductive.nearness import not_asked, squared_distances
+from fewgraft.methods.transductive.nearness import not_asked, propagated, squared_distances
 from fewgraft.prototypes import members_of, prototypes
 
 NARROWEST = 0.05  # a bandwidth, in root mean squared distances
@@ -107,10 +107,7 @@ def _largest(weights: Tensor, count: int) -> Tensor:
 
 def propagate(weights: Tensor, targets: Tensor, alpha: float) -> Tensor:
     """F = (I − αS)⁻¹ Y of edges W [E, n, n] and Y [E, n, N]."""
-    scale = weights.sum(-1).rsqrt()
-    system = -alpha * scale[:, :, None] * weights * scale[:, None]
-    system.diagonal(0, 1, 2).add_(1.0)
-    return torch.cholesky_solve(targets, torch.linalg.cholesky(system))
+    return propagated(weights, weights.sum(-1), targets, alpha)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fewgraft.methods.base import Queries
+from fewgraft.methods.transductive.nearness import squared_distances
 from fewgraft.prototypes import join_logits
 
 TOLERANCE, MOST_ROUNDS = 1e-6, 1000
@@ -74,12 +75,6 @@ def equal_shares(logs: Tensor) -> Tensor:
     """The same share of the n pictures for each class of logs [E, n, N] → [E, N]."""
     episodes, pictures, classes = logs.shape
     return logs.new_full((episodes, classes), pictures / classes, dtype=torch.float64)
-
-
-def squared_distances(features: Tensor, centres: Tensor) -> Tensor:
-    """‖x − μ‖² of features [E, n, d] to centres [E, N, d] → [E, n, N]."""
-    lengths = features.square().sum(-1)[..., None] + centres.square().sum(-1)[:, None]
-    return (lengths - 2 * features @ centres.transpose(1, 2)).clamp(min=0)
 
 
 @dataclass(frozen=True)
