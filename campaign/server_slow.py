@@ -12,6 +12,9 @@ from campaign.server_process import MB, Served, head, open_files, photo, served
 
 SECONDS = 20.0  # in which a polite request must be answered
 HELD = 20.0  # seconds that the attack goes on, at scale 1
+FRESH = 3.0  # seconds after which a sender may be called slow
+PACE = 2_000  # bytes at a time, which is no crawling
+MANY = 50  # photos that any request may have
 Begin = Callable[[socket.socket], None]
 
 
@@ -90,6 +93,47 @@ def _end(log: Path) -> str:
     return f"{log.stat().st_size:,} bytes … {log.read_text(errors='replace')[-600:]}"
 
 
+def half_lesson(one: socket.socket) -> None:
+    """A lesson whose first photo comes, at a pace that the server allows."""
+    kind = "Content-Type: multipart/form-data; boundary=x"
+    begin = head("POST", "/api/learn", kind, "Content-Length: 10000000") + b"\r\n"
+    one.sendall(begin + _part("photos1") + b"a" * PACE)
+
+
+def half_of_many(one: socket.socket) -> None:
+    """A request of more photos than most have."""
+    kind = "Content-Type: multipart/form-data; boundary=x"
+    begin = head("POST", "/api/predict", kind, "Content-Length: 10000000") + b"\r\n"
+    one.sendall(begin + (_part("photo") + b"\r\n") * MANY + _part("photo") + b"a" * PACE)
+
+
+def _part(field: str) -> bytes:
+    name = f'Content-Disposition: form-data; name="{field}"; filename="a.png"'
+    return f"--x\r\n{name}\r\n\r\n".encode()
+
+
+def places(trial: Trial) -> None:
+    """Hold every place for lessons, and for large requests; then teach, and ask for much."""
+    with served(trial.folder) as server:
+        for begin in (half_lesson, half_of_many):
+            held = [server.connect() for _ in trial.rounds(40, begin.__name__)]
+            for slow in held:
+                begin(slow)
+            time.sleep(FRESH)
+            for _ in trial.rounds(10, "polite requests"):
+                for slow in held:
+                    with contextlib.suppress(OSError):
+                        slow.send(b"a" * PACE)
+                job = server.learn()
+                trial.check(bool(job), f"{begin.__name__}: a lesson is refused")
+                server.ask("POST", f"/api/jobs/{job}/discard")
+                status = server.predict(*[photo()] * (MANY + 1)).status
+                trial.check(status == 200, f"{begin.__name__}: {status} for many photos")
+            for slow in held:
+                slow.close()
+        trial.check(server.quiet, f"the log: {_end(server.log)}")
+
+
 FEW_FILES = (nothing, half_body)
 
 
@@ -113,5 +157,10 @@ ATTACKS = (
         "slow senders and readers",
         "with 1,200 connections held half-way, others are served; the log stays below 1 MB",
         slow,
+    ),
+    Attack(
+        "places held by slow senders",
+        "with all places for lessons and large requests taken, the slowest gives way",
+        places,
     ),
 )

@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fewgraft.app.features.embedding import Embedder
 from fewgraft.app.learning.saving import open_classifier
-from fewgraft.app.server import connections, guard, log
+from fewgraft.app.server import connections, guard, log, places
 from fewgraft.app.server.api import create_app
 from fewgraft.app.server.guard import Guard
 from fewgraft.app.server.jobs import Jobs
@@ -315,7 +315,7 @@ def test_who_does_not_read_when_the_server_stops_is_given_up(
 def test_lessons_that_were_still_being_sent_are_cleared_away(tmp_path: Path) -> None:
     versions = Versions("icons", tmp_path)
     jobs = Jobs(versions, Limits())
-    _, folder = jobs.open()
+    folder = jobs.open().folder
     assert folder.is_dir()
     jobs.close()
     assert not folder.exists()
@@ -424,6 +424,55 @@ def test_few_requests_of_many_files_at_a_time(tmp_path: Path) -> None:
         while (got := ask(port, busy)[0]) == 503:
             pass
         assert got == 422
+
+
+def test_slow_lessons_give_way_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "FRESH", 1e-6)
+    head = b"POST /api/learn HTTP/1.1\r\n" + HOST + FORM + b"Content-Length: 9000\r\n\r\n" + PART
+    with serving(tmp_path, lessons=2) as port, contextlib.ExitStack() as senders:
+        slow = [senders.enter_context(connect(port)) for _ in range(5)]
+        for one in slow:
+            one.sendall(head)
+        while len(list(tmp_path.glob(".pending-*"))) < len(slow):
+            time.sleep(0.01)
+        assert ask(port, post("/api/learn", PART + b"\r\n" + END))[0] == 422, "it is heard"
+        told = 0
+        for one in slow:
+            one.sendall(b"more")
+            one.settimeout(1.0)
+            with contextlib.suppress(TimeoutError):
+                told += b"gave way to another" in answer(one)
+        assert told == 4, "one place of two is free, and the other one is still waited for"
+
+
+def test_places_go_from_the_slowest_but_not_from_who_has_sent_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(places.time, "monotonic", lambda: now)
+    all_places = places.Places(3)
+    slow, quick, whole = (all_places.enter() for _ in range(3))
+    assert slow
+    assert quick
+    assert whole
+    slow.receive(10)
+    quick.receive(1_000)
+    whole.end()
+    assert all_places.enter() is None, "nobody can be called slow yet"
+    now += places.FRESH
+    fresh = all_places.enter()
+    assert fresh
+    with pytest.raises(FewgraftError, match="gave way"):
+        slow.receive(1)
+    assert all_places.enter(), "the quick one was slower than none"
+    with pytest.raises(FewgraftError, match="gave way"):
+        quick.end()
+    assert all_places.enter() is None, "one has sent all, and two have just come"
+    slow.leave()  # which it has lost
+    assert all_places.enter() is None
+    whole.leave()
+    assert all_places.enter()
+    assert all_places.enter(taken=3) is None
 
 
 def _beside_a_sender(port: int, begun: bytes, request: bytes, senders: contextlib.ExitStack) -> int:

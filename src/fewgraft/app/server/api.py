@@ -218,17 +218,18 @@ def _add_teaching(app: FastAPI, jobs: Jobs, large: Large) -> None:
         The photos of the pile are files or zips; those to check the old classes with are zips of
         class folders. The answer is a job to ask for; the old version goes on serving.
         """
-        name, folder = await asyncio.to_thread(jobs.open)
+        coming = await asyncio.to_thread(jobs.open)
+        folder = coming.folder
         try:
             (folder / "received").mkdir()
-            with Form(request, folder / "received", large) as form:
+            with Form(request, folder / "received", large, coming.place) as form:
                 received = await form.receive()
                 asked = await _in(jobs.unpacking, lambda: lay_out(received, folder, large.limits))
             await asyncio.to_thread(shutil.rmtree, folder / "received")
         except BaseException:
-            await asyncio.to_thread(jobs.forget, name, folder)
+            await asyncio.to_thread(jobs.forget, coming)
             raise
-        return await asyncio.to_thread(jobs.add, name, folder, asked)
+        return await asyncio.to_thread(jobs.add, coming, asked)
 
     @app.get("/api/jobs")
     def all_jobs() -> list[LearnJob]:

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from fewgraft.app.server import learner
 from fewgraft.app.server.helpers import Helper, helpers
 from fewgraft.app.server.lessons import Asked
+from fewgraft.app.server.places import Place, Places
 from fewgraft.app.server.refusals import Limits, RequestError
 from fewgraft.app.server.versions import Serving, Versions, write_process
 from fewgraft.errors import FewgraftError, why
@@ -42,6 +43,15 @@ class LearnJob(BaseModel):
     hint: str | None = None
 
 
+@dataclass(frozen=True)
+class Coming:
+    """A lesson whose photos are still to come."""
+
+    name: str
+    folder: Path
+    place: Place
+
+
 @dataclass
 class _Lesson:
     """What is known of a job in here."""
@@ -58,7 +68,7 @@ class Jobs:
     def __init__(self, versions: Versions, limits: Limits) -> None:
         self._versions = versions
         self._limits = limits
-        self._coming: set[str] = set()  # whose photos are still to come
+        self._places = Places(limits.lessons)  # of those that are still to come
         self._lessons: dict[str, _Lesson] = {}
         self._waiting: queue.Queue[_Lesson | None] = queue.Queue()
         self._lock = threading.RLock()
@@ -69,31 +79,36 @@ class Jobs:
         self._worker = threading.Thread(target=self._work, name="lessons", daemon=True)
         self._worker.start()
 
-    def open(self) -> tuple[str, Path]:
-        """A name and a folder for a lesson whose photos are still to come."""
+    def open(self) -> Coming:
+        """A name, a folder and a place for a lesson whose photos are still to come."""
         with self._lock:
             queued = sum(lesson.job.state == "queued" for lesson in self._lessons.values())
-            if (waiting := queued + len(self._coming)) >= self._limits.lessons:
+            place = self._places.enter(queued)
+            if place is None:
                 raise RequestError(
-                    f"{waiting} lessons wait already", "Try again when some are done.", status=503
+                    f"{self._limits.lessons} lessons wait already",
+                    "Try again when some are done.",
+                    status=503,
                 )
             name = secrets.token_hex(8)
-            folder = self._versions.pending(name)
-            self._coming.add(name)
-            return name, folder
+            try:
+                return Coming(name, self._versions.pending(name), place)
+            except BaseException:  # a full disk
+                place.leave()
+                raise
 
-    def forget(self, name: str, folder: Path) -> None:
+    def forget(self, coming: Coming) -> None:
         """A lesson whose photos did not come."""
-        self._coming.discard(name)
-        shutil.rmtree(folder, ignore_errors=True)
+        coming.place.leave()
+        shutil.rmtree(coming.folder, ignore_errors=True)
 
-    def add(self, name: str, folder: Path, asked: Asked) -> LearnJob:
+    def add(self, coming: Coming, asked: Asked) -> LearnJob:
         """Queue a lesson."""
-        job = LearnJob(id=name, taught=asked.taught, pile=asked.pile, check=asked.check)
-        lesson = _Lesson(job, folder, asked.photos)
+        job = LearnJob(id=coming.name, taught=asked.taught, pile=asked.pile, check=asked.check)
+        lesson = _Lesson(job, coming.folder, asked.photos)
         with self._lock:
-            self._coming.discard(name)
-            self._lessons[name] = lesson
+            coming.place.leave()
+            self._lessons[coming.name] = lesson
             self._forget()
         self._waiting.put(lesson)
         return job

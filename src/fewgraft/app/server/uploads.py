@@ -5,7 +5,6 @@ The names that senders give are shown to people and never used as paths.
 
 import asyncio
 import re
-import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -15,6 +14,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
 from starlette.requests import ClientDisconnect, Request
 
+from fewgraft.app.server.places import Place, Places
 from fewgraft.app.server.refusals import MB, Limits, RequestError
 
 if TYPE_CHECKING:
@@ -50,31 +50,30 @@ class Large:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self._places = threading.BoundedSemaphore(limits.large)
+        self._places = Places(limits.large)
 
-    def enter(self) -> None:
-        """Take a place, or be told that there is none."""
-        if not self._places.acquire(blocking=False):
-            raise RequestError(
-                f"{self.limits.large} requests of many files are in hand already",
-                f"Try again later, or send at most {self.limits.few} files at a time.",
-                status=503,
-            )
-
-    def leave(self) -> None:
-        """Give the place back."""
-        self._places.release()
+    def enter(self) -> Place:
+        """A place, or an error that there is none."""
+        if place := self._places.enter():
+            return place
+        raise RequestError(
+            f"{self.limits.large} requests of many files are in hand already",
+            f"Try again later, or send at most {self.limits.few} files at a time.",
+            status=503,
+        )
 
 
 class Form:
     """The form of one request. Its files land in `folder`, and its place is its own till the end.
 
-    Use as a context: leaving it gives the place back.
+    Use as a context: leaving it gives the place back, but not one that the caller had before.
     """
 
-    def __init__(self, request: Request, folder: Path, large: Large) -> None:
+    def __init__(
+        self, request: Request, folder: Path, large: Large, place: Place | None = None
+    ) -> None:
         self._request = request
-        self._sink = _Sink(folder, large)
+        self._sink = _Sink(folder, large, place)
 
     def __enter__(self) -> Self:
         """No place is taken before there are many parts."""
@@ -94,6 +93,8 @@ class Form:
             async for chunk in self._request.stream():
                 total += len(chunk)
                 refuse_length(total, limits)
+                for place in sink.places:
+                    place.receive(len(chunk))
                 await asyncio.to_thread(_write, parser, sink, chunk)  # which may be slow
             parser.finalize()
         except FormParserError as error:
@@ -102,6 +103,8 @@ class Form:
             raise RequestError("the upload broke off", status=400) from None
         if not sink.ended:
             raise RequestError("the form is damaged: its end is missing", status=400)
+        for place in sink.places:
+            place.end()
         return sink.received
 
 
@@ -157,11 +160,12 @@ def is_zip(name: str) -> bool:
 class _Sink:
     """What the parser tells, piece by piece. No file is open while more is waited for."""
 
-    def __init__(self, folder: Path, large: Large) -> None:
+    def __init__(self, folder: Path, large: Large, place: Place | None) -> None:
         self.received = Received()
         self.ended = False
         self.large = large
-        self._has_place = False
+        self.places = [place] if place else []
+        self._large_place: Place | None = None
         self._folder = folder
         self._limits = large.limits
         self._parts = 0
@@ -191,9 +195,8 @@ class _Sink:
             self._content.clear()
 
     def leave(self) -> None:
-        if self._has_place:
-            self.large.leave()
-            self._has_place = False
+        if self._large_place:
+            self._large_place.leave()
 
     def _begin(self) -> None:
         self._field, self._name, self._size = "", "", 0
@@ -202,9 +205,9 @@ class _Sink:
         self._parts += 1  # also without a name and without a byte
         if self._parts > self._limits.files + self._limits.fields:
             raise RequestError("the form has too many parts", status=413)
-        if self._parts > self._limits.few and not self._has_place:
-            self.large.enter()
-            self._has_place = True
+        if self._parts > self._limits.few and not self._large_place:
+            self._large_place = self.large.enter()
+            self.places.append(self._large_place)
 
     def _header_field(self, data: bytes, start: int, end: int) -> None:
         self._take_head(end - start)
