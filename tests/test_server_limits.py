@@ -449,7 +449,7 @@ def test_places_go_from_the_slowest_but_not_from_who_has_sent_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 100.0
-    monkeypatch.setattr(places.time, "monotonic", lambda: now)
+    monkeypatch.setattr("fewgraft.app.server.places.time.monotonic", lambda: now)
     all_places = places.Places(3)
     slow, quick, whole = (all_places.enter() for _ in range(3))
     assert slow

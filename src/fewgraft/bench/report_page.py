@@ -48,7 +48,7 @@ def thumbnail(store: ImageStore, picture: int, alt: str) -> Html:
 def page(findings: Findings) -> str:
     """The whole file."""
     top = findings.headline
-    title = f"Fewgraft on {top.best.data}"
+    title = f"Fewgraft on {top.subject.data}"
     return document(title, joined([summary(top), tiles(top)]), _parts(findings))
 
 
@@ -75,28 +75,32 @@ def _parts(findings: Findings) -> list[HtmlPart]:
 
 def summary(top: Headline) -> Html:
     """The key numbers in plain words."""
-    best, acc = top.best, top.best.interval("acc")
+    subject, acc = top.subject, top.subject.interval("acc")
     among = (
-        f" among {best.n_base} old (base) and {best.ways} new (novel) classes"
-        if best.n_base
+        f" among {subject.n_base} old (base) and {subject.ways} new (novel) classes"
+        if subject.n_base
         else ""
     )
     first = tag(
         "p",
-        f"From {counted(best.shots, 'labelled picture')} of each of {best.ways} new classes"
-        f"{_unlabelled(best)}, ",
-        tag("strong", best.title),
+        f"From {counted(subject.shots, 'labelled picture')} of each of {subject.ways} new classes"
+        f"{_unlabelled(subject)}, ",
+        tag("strong", subject.title),
         f" learns to name {percent(acc.mean)} ± {percent(acc.half)} % of all test pictures "
-        f"right{among}, on average over {best.episodes} episodes.",
+        f"right{among}, on average over {subject.episodes} episodes.",
         class_="lede",
     )
-    sentences = [_comparison(row, difference) for row, difference in top.others]
+    sentences = [
+        _comparison(row, difference)
+        + (", which has the same freedom" if row == top.counterpart else "")
+        for row, difference in top.others
+    ]
     others = f"On the same episodes that is {listed(sentences)}." if sentences else ""
     forgotten = (
-        f" Of the old classes’ pictures it names {percent(best.interval('b_all').mean)} % right; "
-        f"with only old classes to choose from it would be "
-        f"{percent(best.interval('b_b').mean)} %."
-        if best.n_base
+        f" Of the old classes’ pictures it names {percent(subject.interval('b_all').mean)} % "
+        f"right; with only old classes to choose from it would be "
+        f"{percent(subject.interval('b_b').mean)} %."
+        if subject.n_base
         else ""
     )
     return joined([first, tag("p", (others + forgotten).strip())])
@@ -118,17 +122,17 @@ def _comparison(row: Row, difference: Interval) -> str:
 
 
 def tiles(top: Headline) -> Html:
-    """Four numbers to take away, beside those of the nearest rival."""
+    """Four numbers to take away, beside those of the fair counterpart."""
     shown = {
         "acc": ("all pictures", "named right among all classes"),
         "n_all": ("new classes", "of their pictures named right"),
         "b_all": ("old classes", "of their pictures named right"),
         "delta": ("Δ", "what old and new classes take from each other; nearer 0 is better"),
     }
-    rival = next((row for row, _ in top.others if row.setting == top.best.setting), None)
+    rival = top.counterpart
     found = []
     for metric, (title, meaning) in shown.items():
-        value = top.best.interval(metric).mean
+        value = top.subject.interval(metric).mean
         if math.isnan(value):  # a setting without base classes
             continue
         other = f"{rival.title}: {percent(rival.interval(metric).mean)}" if rival else ""
@@ -352,7 +356,9 @@ def _unlabelled_picture(one: UnlabelledPicture, store: ImageStore) -> Html:
     name = "" if one.right else tag("span", one.name)
     return tag(
         "figure",
-        thumbnail(store, one.picture, alt=f"Pile picture of weight {one.weight:.2f}, {verdict}"),
+        thumbnail(
+            store, one.picture, alt=f"Unlabelled picture of weight {one.weight:.2f}, {verdict}"
+        ),
         tag("figcaption", text, name),
         class_="right" if one.right else "wrong",
         title=f"weight {one.weight:.3f}, {verdict}",
@@ -364,7 +370,7 @@ def _unlabelled_picture(one: UnlabelledPicture, store: ImageStore) -> Html:
 
 def origin(findings: Findings) -> Html:
     """All that is needed to make the numbers again."""
-    row = findings.headline.best
+    row = findings.headline.subject
     facts = {
         "Recipe": row.recipe,
         "Data": f"{row.data}, content {row.content[:16]}",
