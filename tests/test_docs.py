@@ -1,9 +1,12 @@
 """What the documents show works."""
 
 import importlib
+import os
 import re
 import runpy
 import shlex
+import subprocess
+import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import chdir
@@ -19,7 +22,7 @@ from typer.testing import CliRunner
 
 from fewgraft.cli import app
 from fewgraft.data.sources import SourceKind
-from fewgraft.data.store import ImageStore
+from fewgraft.data.store import ImageStore, open_store
 from fewgraft.errors import FewgraftError
 from fewgraft.methods import method_spec, methods
 from fewgraft.methods.beside_base import BesideBase
@@ -108,10 +111,36 @@ def test_the_example_of_a_method_is_a_method(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_method_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.py").write_text("")
-    with pytest.raises(FewgraftError, match="defines 0 methods"):
+    with pytest.raises(FewgraftError, match="defines no method"):
         method_spec(str(tmp_path / "empty.py"))
     with pytest.raises(FewgraftError, match="there is no file"):
         method_spec(str(tmp_path / "none.py"))
+
+
+def test_the_examples_of_a_backbone_and_a_source_work(tmp_path: Path) -> None:
+    """As a user has them: files in the environment, and the commands beside them."""
+    net, source = blocks(PAGES["extending.md"].read_text(), "python")
+    (tmp_path / "net.py").write_text(net)
+    (tmp_path / "source.py").write_text(source)
+    for number, name in enumerate("abcdefg" * 12):
+        folder = tmp_path / "photos" / f"{name}-{number:03}"
+        folder.mkdir(parents=True)
+        Image.new("RGB", (40, 30), (number, 40 * (number % 7), 90)).save(folder / "one.jpg")
+    plugged = {"FEWGRAFT_PLUGINS": f"net.py{os.pathsep}source.py", "FEWGRAFT_HOME": str(tmp_path)}
+    for words in (
+        ["-m", "fewgraft", "data", "add", "birds", "--kind", "numbered", "--from", "photos"],
+        ["-c", "from fewgraft.backbones import *; print(create_backbone('three-blocks'))"],
+    ):
+        done = subprocess.run(
+            [sys.executable, *words],
+            cwd=tmp_path,
+            env=os.environ | plugged,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+    assert len(open_store(tmp_path / "data" / "birds").labels) == 84
 
 
 # --- commands ---

@@ -21,6 +21,7 @@ LAYERS = (
         "extras",
         "html",
         "parsing",
+        "plugins",
         "ray_cluster",
     },
     {"data", "backbones"},

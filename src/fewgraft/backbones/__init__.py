@@ -4,7 +4,7 @@ A file in this folder that defines `BACKBONES` adds to the registry: nothing els
 A backbone maps pictures [n, channels, size, size] to features [n, d]. Those of this project are
 `nn.Sequential`s of named blocks, so that training can move the last one alone; they start from
 random weights. Others come with weights, from packages that are extras, and a file that defines
-`SOURCES` opens whole collections of them, as in `timm:resnet50`.
+`SOURCES` opens whole collections of them, as in `timm:resnet50`. Plug-ins may define both.
 """
 
 import importlib
@@ -21,6 +21,7 @@ from torch import nn
 from fewgraft.data.store import LARGEST_SIZE
 from fewgraft.errors import FewgraftError, nearest, reading
 from fewgraft.parsing import validated
+from fewgraft.plugins import by_name, plugins
 
 BackboneSettings = Mapping[str, Any]
 
@@ -61,14 +62,15 @@ class KnownSettings(BaseModel):
 @cache
 def _families() -> tuple[ModuleType, ...]:
     modules = sorted(module.name for module in pkgutil.iter_modules(__path__))
-    return tuple(importlib.import_module(f"{__name__}.{module}") for module in modules)
+    own = (importlib.import_module(f"{__name__}.{module}") for module in modules)
+    return (*own, *plugins("backbones"))
 
 
 @cache
 def backbones() -> Mapping[str, BackboneSpec]:
     """All backbones that have a name of their own, by name."""
     specs = [spec for family in _families() for spec in getattr(family, "BACKBONES", ())]
-    return {spec.name: spec for spec in specs}
+    return by_name("backbones", specs)
 
 
 @cache

@@ -68,7 +68,7 @@ def comparison_table(comparison: Comparison) -> Table:
     first, counts = comparison.a.row, comparison.differences["acc"]
     sides = {"A": comparison.a, "B": comparison.b}
     names = [
-        f"{side}: {row_name(entry.row)} ({entry.row.id}), {title_of(entry.row.method)}"
+        f"{side}: {row_name(entry.row)} ({entry.row.id}), {title_of(entry.row.method, [entry.row])}"
         for side, entry in sides.items()
     ]
 

@@ -27,7 +27,12 @@ from fewgraft.methods import methods as methods_by_name
 from fewgraft.metrics import Interval, paired
 from fewgraft.training.recipe import Recipe
 
-METHODS = ("+pr", "+pr+bias", "proposed-without-adaptation")
+METHODS = (
+    "+pr",
+    "+pr+bias",
+    "proposed-without-adaptation",
+    "proposed-without-adaptation+bias",
+)
 SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
 DISTRACTORS = (0, 2, 4, 6)
 CONCENTRATIONS = (1, 2, 5, 0)  # of a Dirichlet distribution; 0: equal numbers
@@ -158,7 +163,7 @@ def run_sweep(
             {sweep.field: value},
         )
     ]
-    found: dict[str, list[Row]] = {name: [] for name in methods}
+    found: dict[str, list[Row]] = {method_spec(name).name: [] for name in methods}
     for row, _ in run(wanted, results, bench, engine):
         found[row.method].append(row)
     curves = tuple(_curve(rows, results) for rows in found.values())

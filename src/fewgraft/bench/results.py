@@ -57,6 +57,8 @@ class Row(BaseModel):
     models: str  # folder of the models
     weights: str  # hash
     learnt: str = ""  # hash of the method's pieces, where it has some
+    file: str = ""  # that the method is in, and
+    code: str = ""  # a hash of it, where the method is not of the registry
     backbone: str
     data: str  # name
     content: str  # hash of the data

@@ -1,6 +1,7 @@
 """The benchmark: every method in every setting on the same frozen episodes."""
 
 import dataclasses
+import hashlib
 import math
 import platform
 import time
@@ -27,7 +28,7 @@ from fewgraft.episodes import (
     sample_episodes,
 )
 from fewgraft.errors import FewgraftError, nearest
-from fewgraft.methods import method_spec
+from fewgraft.methods import method_file, method_spec
 from fewgraft.methods.base import Method, MethodSpec
 from fewgraft.metrics import METRICS, Scores, join_scores, summarise
 from fewgraft.progress import track
@@ -44,7 +45,7 @@ class Job:
 
     recipe: str  # name, for the record
     data: str
-    method: str
+    method: str  # name, or Python file
     hyper: dict[str, Any]
     episode_settings: EpisodeSettings
     episodes: int
@@ -67,7 +68,8 @@ class Job:
 
     def __str__(self) -> str:
         """For progress."""
-        return f"{self.method}, {self.episode_settings.setting}, {self.episode_settings.shots}-shot"
+        settings = self.episode_settings
+        return f"{self.spec.name}, {settings.setting}, {settings.shots}-shot"
 
 
 def jobs(
@@ -166,13 +168,14 @@ class Bench:
         features = self.split_features(job)
         learnt = self.learnt(job)
         return {
-            "method": job.method,
+            "method": job.spec.name,
             "hyper": dataclasses.asdict(job.configured),  # type: ignore[call-overload]
             "episode_settings": job.episode_settings.record(),
             "episodes": job.episodes,
             "weights": features.weights_hash,
             "content": features.store.manifest.content,
             **({"learnt": learnt} if learnt else {}),
+            **({"code": code} if (code := _code_of(job.method)) else {}),
         }
 
     def learnt(self, job: Job) -> str:
@@ -191,6 +194,7 @@ class Bench:
             id=row_id(identity),
             recipe=job.recipe,
             title=job.spec.title,
+            file=str(method_file(job.method)[0] or ""),
             setting=job.episode_settings.setting,
             shots=job.episode_settings.shots,
             split=job.episode_settings.split,
@@ -209,6 +213,12 @@ class Bench:
             machine=_machine(self.device, threads),
             **identity,
         )
+
+
+def _code_of(method: str) -> str:
+    """A hash of the file that a method is in, which gives new rows once edited; "" without one."""
+    path, _ = method_file(method)
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path else ""
 
 
 def _machine(device: torch.device, threads: int) -> str:
@@ -304,7 +314,7 @@ def job_of(row: Row) -> Job:
     return Job(
         row.recipe,
         row.data,
-        row.method,
+        f"{row.file}:{row.method}" if row.file else row.method,
         row.hyper,
         EpisodeSettings(**row.episode_settings),
         row.episodes,
@@ -319,6 +329,7 @@ def rerun(row: Row, bench: Bench) -> tuple[Scores, list[str]]:
     now = {
         "weights": (row.weights, features.weights_hash),
         "what was learnt": (row.learnt, bench.learnt(job)),
+        "the method's file": (row.code, _code_of(job.method)),
         "data": (row.content, features.store.manifest.content),
         "episodes": (row.episode_hash, episodes.hash),
         **{f"version of {k}": (row.versions.get(k), v) for k, v in versions().items()},

@@ -286,15 +286,16 @@ class _Line:
     entries: Mapping[int, Entry]  # by shots
 
 
-def title_of(method: str) -> str:
-    """How tables name a method, also one that is not in the registry."""
+def title_of(method: str, rows: Iterable[Row] = ()) -> str:
+    """How tables name a method; one that is not in the registry, as its `rows` say."""
     spec = methods().get(method)
-    return spec.title if spec else method
+    return spec.title if spec else next((row.title for row in rows), method)
 
 
-def _marked_title(method: str) -> str:
+def _marked_title(method: str, rows: Iterable[Row]) -> str:
     """The same, with a dagger where a footnote has a remark."""
-    return f"{title_of(method)} {DAGGER}" if _remark_of(method) else title_of(method)
+    title = title_of(method, rows)
+    return f"{title} {DAGGER}" if _remark_of(method) else title
 
 
 def _remark_of(method: str) -> str:
@@ -318,7 +319,8 @@ def _named_lines(chosen: ChosenRows, setting: str) -> list[_Line]:
     for method in chosen.methods(setting):
         entries = chosen.by_shots(method, setting)
         backbones = dict.fromkeys(entry.row.backbone for entry in entries.values())
-        lines.append(_Line((_marked_title(method), ", ".join(backbones) or MISSING), entries))
+        title = _marked_title(method, (entry.row for entry in entries.values()))
+        lines.append(_Line((title, ", ".join(backbones) or MISSING), entries))
     return lines
 
 

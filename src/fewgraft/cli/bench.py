@@ -16,6 +16,7 @@ from fewgraft.cli.bench_options import (
     ShotsOption,
     chosen_engine,
     listed,
+    named,
     numbers,
 )
 from fewgraft.cli.tool import DeviceOption
@@ -128,7 +129,7 @@ def _named(methods: str) -> list[str]:
     from fewgraft.methods import methods as known
 
     if methods not in ALL:
-        return listed(methods)
+        return named(methods)
     return [
         name for name, spec in known().items() if methods == "all" or not spec.method.moves_network
     ]
@@ -196,7 +197,7 @@ def tune(
 
     loaded = load_recipe(recipe)
     folder = models or models_folder(loaded.name)
-    for found in search(loaded, folder, listed(methods), numbers(shots), episodes, Bench()):
+    for found in search(loaded, folder, named(methods), numbers(shots), episodes, Bench()):
         typer.echo(
             f"# val Acc {interval(found.best.scores.acc)}, best of {len(found.candidates)}; "
             f"over the default {found.gain.difference}"

@@ -14,7 +14,7 @@ from fewgraft.cli.bench_options import (
     SeedOption,
     chosen_engine,
     decimals,
-    listed,
+    named,
     numbers,
 )
 from fewgraft.errors import FewgraftError, writing
@@ -26,8 +26,8 @@ def ratio(
         str,
         typer.Option(
             help="Evaluate these methods, separated by commas; `bench methods` lists them. "
-            "If not given: +pr,+pr+bias,proposed-without-adaptation, and with --imbalance all that "
-            "move no network."
+            "If not given: +pr and the proposed method without adaptation, each with and without a "
+            "bias, and with --imbalance all that move no network."
         ),
     ] = "",
     shares: Annotated[
@@ -88,10 +88,10 @@ def ratio(
     (folder / "ratio").mkdir(parents=True, exist_ok=True)
     if imbalance:
         sweeps, figure = [Sweep.of_imbalance()], folder / IMBALANCE
-        names = listed(methods) or features_methods("semi-fsl")
+        names = named(methods) or features_methods("semi-fsl")
     else:
         sweeps = [Sweep.of_shares(decimals(shares)), Sweep.of_distractors(numbers(distractors))]
-        figure, names = folder / RATIO, listed(methods) or list(METHODS)
+        figure, names = folder / RATIO, named(methods) or list(METHODS)
     with chosen_engine(engine) as compute:
         found = [
             run_sweep(
@@ -159,7 +159,7 @@ def tsne(
     folder.mkdir(parents=True, exist_ok=True)
     places = models or models_folder(loaded.name)
     wanted = []
-    for name in listed(methods):
+    for name in named(methods):
         settings = ["s2i", "incremental"]  # a method that does not use U has a row in the latter
         found = jobs(loaded, places, [name], settings, [shots], episode + 1, seed=seed)
         if not found:

@@ -39,6 +39,13 @@ def listed(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
+def named(text: str) -> list[str]:
+    """Methods of a comma-separated option; a Python file stands for all that it defines."""
+    from fewgraft.methods import method_names
+
+    return [one for name in listed(text) for one in method_names(name)]
+
+
 def numbers(text: str) -> list[int]:
     """Whole numbers of a comma-separated option."""
     try:

@@ -1,7 +1,8 @@
 """Methods by name, one file per paper.
 
 A file in this folder, or in one below it, that defines `METHODS` adds to the registry: nothing else
-has to be edited. A file anywhere else can be used by its path instead of a name.
+has to be edited. Plug-ins add to it, too. A file anywhere else can be used by its path instead of a
+name: `mine.py`, or `mine.py:name` where it defines several.
 
 Example:
     >>> "proposed" in fewgraft.methods.methods()
@@ -11,16 +12,17 @@ Example:
 """
 
 import importlib
-import importlib.util
 import pkgutil
-import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from fewgraft.errors import FewgraftError, nearest, reading
+from fewgraft.errors import FewgraftError, nearest
 from fewgraft.methods.base import MethodSpec
 from fewgraft.methods.beside_base import beside_base
+from fewgraft.plugins import by_name, module_of, plugins
+
+SUFFIX = ".py"
 
 
 @cache
@@ -31,17 +33,17 @@ def methods() -> Mapping[str, MethodSpec]:
         A `MethodSpec` per name.
     """
     modules = sorted(module.name for module in pkgutil.walk_packages(__path__, f"{__name__}."))
-    found = [importlib.import_module(module) for module in modules]
+    found = [*map(importlib.import_module, modules), *plugins("methods")]
     specs = [spec for module in found for spec in getattr(module, "METHODS", ())]
     specs += beside_base(specs)
-    return {spec.name: spec for spec in sorted(specs, key=lambda spec: (spec.rank, spec.name))}
+    return by_name("methods", sorted(specs, key=lambda spec: (spec.rank, spec.name)))
 
 
 def method_spec(name: str) -> MethodSpec:
     """The method of that name or in that file.
 
     Args:
-        name: Of a method, or of a Python file that defines one.
+        name: Of a method, or of a Python file that defines one; FILE.py:NAME for one of several.
 
     Returns:
         A `MethodSpec`.
@@ -49,30 +51,46 @@ def method_spec(name: str) -> MethodSpec:
     Raises:
         FewgraftError: There is no such method; the message has the nearest name.
     """
-    if name.endswith(".py"):
-        path = Path(name)
-        if not path.is_file():
+    path, own = method_file(name)
+    if path is None:
+        if name not in methods():
+            raise FewgraftError(f"there is no method '{name}'", nearest(name, methods()))
+        return methods()[name]
+    there = _of_file(path)
+    if not own and len(there) > 1:
+        raise FewgraftError(
+            f"{path} defines several methods",
+            f"Name one: {', '.join(f'{path}:{one}' for one in there)}",
+        )
+    if own and own not in there:
+        raise FewgraftError(f"{path} defines no method '{own}'", nearest(own, there))
+    return there[own or next(iter(there))]
+
+
+def method_names(name: str) -> list[str]:
+    """What a name stands for: itself or, of a file, each of the methods in it."""
+    path, own = method_file(name)
+    return [name] if path is None or own else [f"{path}:{one}" for one in _of_file(path)]
+
+
+def method_file(name: str) -> tuple[Path | None, str]:
+    """The file that a name refers to, and the name behind its colon; (None, "") without one."""
+    if name.endswith(SUFFIX):
+        return Path(name), ""
+    path, colon, own = name.rpartition(":")
+    return (Path(path), own) if colon and path.endswith(SUFFIX) else (None, "")
+
+
+def _of_file(path: Path) -> dict[str, MethodSpec]:
+    """The methods that a file of the user's own defines; read again once it has changed."""
+    if not path.is_file():
+        raise FewgraftError(f"there is no file {path}", "Give a method's name or a Python file.")
+    specs = tuple(getattr(module_of(path), "METHODS", ()))
+    if not specs or not all(isinstance(spec, MethodSpec) for spec in specs):
+        raise FewgraftError(f"{path} defines no method", "It needs METHODS = (MethodSpec(...),).")
+    for spec in specs:
+        if spec.name in methods():
             raise FewgraftError(
-                f"there is no file {path}", "Give a method's name or a Python file."
+                f"{path}: '{spec.name}' is the name of another method", "Choose one of your own."
             )
-        return _from_file(path, path.stat().st_mtime_ns)
-    if name not in methods():
-        raise FewgraftError(f"there is no method '{name}'", nearest(name, methods()))
-    return methods()[name]
-
-
-@cache
-def _from_file(path: Path, changed: int) -> MethodSpec:
-    """The one method that a file of the user's own defines; read again once it has `changed`."""
-    del changed
-    with reading(path, "Python file with a method", "It needs METHODS = (MethodSpec(...),)."):
-        found = importlib.util.spec_from_file_location(path.stem, path)
-        assert found is not None
-        assert found.loader is not None
-        module = importlib.util.module_from_spec(found)
-        sys.modules[path.stem] = module  # dataclasses look their module up
-        found.loader.exec_module(module)
-        specs: tuple[MethodSpec, ...] = tuple(getattr(module, "METHODS", ()))
-        if len(specs) != 1 or not isinstance(specs[0], MethodSpec):
-            raise ValueError(f"it defines {len(specs)} methods")
-        return specs[0]
+    return by_name("methods", specs)

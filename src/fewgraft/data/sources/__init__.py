@@ -1,6 +1,7 @@
 """Kinds of sources, one file each.
 
 A file in this folder that defines `KIND` is a kind of source: nothing else has to be edited.
+Plug-ins may define one, too.
 """
 
 import importlib
@@ -13,6 +14,7 @@ from pathlib import Path
 from fewgraft.data.build import Item, Source
 from fewgraft.data.store import LARGEST_SIZE
 from fewgraft.errors import FewgraftError, reading
+from fewgraft.plugins import by_name, plugins
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,9 @@ class SourceKind:
 def source_kinds() -> dict[str, SourceKind]:
     """All kinds, by name."""
     modules = sorted(module.name for module in pkgutil.iter_modules(__path__))
-    found = [importlib.import_module(f"{__name__}.{module}") for module in modules]
-    kinds = [module.KIND for module in found if hasattr(module, "KIND")]
-    return {kind.name: kind for kind in kinds}
+    own = [importlib.import_module(f"{__name__}.{module}") for module in modules]
+    found = [*own, *plugins("sources")]
+    return by_name("kinds of sources", [m.KIND for m in found if hasattr(m, "KIND")])
 
 
 def open_source(kind: str, path: Path, options: SourceOptions) -> Source:
