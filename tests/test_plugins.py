@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fewgraft.bench.comparison import comparison_table, compare
+from fewgraft.bench.comparison import compare, comparison_table
 from fewgraft.bench.results import Results
 from fewgraft.bench.runner import Bench, job_of, jobs, rerun, run
 from fewgraft.bench.table_formats import FORMATS
