@@ -397,6 +397,26 @@ def test_what_the_user_can_mend_is_said(words: list[str], message: str) -> None:
     assert message in str(result.exception)
 
 
+@pytest.mark.usefixtures("_shared_home")
+def test_seeds_and_sizes_of_episodes_are_options(tmp_path: Path) -> None:
+    words = ["run", "icons", "--methods", "+pr,meta-inc-baseline", "--shots", "1"]
+    words += ["--settings", "s2i,semi-fsl,incremental", "--episodes", "2", "--seeds", "0,7"]
+    words += ["--ways", "3", "--queries", "4", "--base-queries", "6", "--unlabelled", "20"]
+    result = CliRunner().invoke(app, ["bench", *words, "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    rows = Results(tmp_path).rows()
+    assert len(rows) == 6
+    for row in rows:
+        settings, joint = EpisodeSettings(**row.episode_settings), row.setting != "semi-fsl"
+        assert (settings.ways, settings.queries) == (3, 4)
+        assert settings.base_queries == (6 if joint else 0)
+        assert settings.unlabelled == (0 if row.setting == "incremental" else 20)
+    assert {row.episode_settings["seed"] for row in rows} == {0, 7}
+    for seeds in ("", "-1", "x"):
+        result = CliRunner().invoke(app, ["bench", "run", "icons", "--seeds", seeds])
+        assert isinstance(result.exception, FewgraftError)
+
+
 def test_features_of_a_foreign_model_are_refused(icons: ImageStore) -> None:
     model = shipped_model("icons", "pre-trained")
     model.card = model.card.model_copy(update={"classes": ("a", "b")})

@@ -69,6 +69,7 @@ def add(results: Results) -> Add:
         seed: int = 0,
         split: str = "test",
         weights: str = "w",
+        models: str = "zoo",
         data: str = "icons",
         content: str = "c",
         hyper: dict[str, Any] | None = None,
@@ -89,7 +90,7 @@ def add(results: Results) -> Add:
             split=split,
             hyper=hyper or {},
             stage=spec.stage if spec else "algorithm-1",
-            models="zoo",
+            models=models,
             weights=weights + (spec.stage if spec else ""),
             backbone="resnet12-tiny",
             data=data,
@@ -376,6 +377,71 @@ def test_rows_that_cannot_be_paired_are_not_mixed(
             "60",
             "70",
         ]
+
+
+def test_no_seed_and_no_training_run_is_chosen_unseen(add: Add, results: Results) -> None:
+    for seed in (0, 1):
+        add("+pr", flat(70 + seed), seed=seed)
+    with pytest.raises(FewgraftError, match="different seeds: 0, 1") as error:
+        build(results)
+    assert "--pool" in error.value.hint
+    assert column(build(results, "main", Choice(seed=1)), "Acc")[0].text == "71.00 ± 0.00"
+    with pytest.raises(FewgraftError, match="different seeds: 0, 1") as error:
+        compare(results, "+pr:s2i:1", "+pr:s2i:1")
+    assert "by its id" in error.value.hint
+    assert "seed 1" in comparison_table(compare(results, "+pr:s2i:1", "+pr:s2i:1", 1)).title
+
+    for name in ("runs/a", "runs/b"):
+        add("+graph", flat(60), models=name, weights=name, seed=2)
+    with pytest.raises(FewgraftError, match="training runs: runs/a, runs/b") as error:
+        build(results, "main", Choice(seed=2))
+    assert "--models" in error.value.hint
+    note = build(results, "main", Choice(seed=2, models="runs/b")).note
+    assert note.startswith("icons, 4 test episodes, seed 2;")
+
+
+def test_the_same_models_in_two_places_are_one_run(add: Add, results: Results) -> None:
+    add("+pr", flat(70), models="here/zoo")
+    add("+graph", flat(70), models="there/zoo")
+    assert len(column(build(results), "Acc")) == 2
+
+
+def test_runs_are_pooled_to_means_and_deviations(add: Add, results: Results) -> None:
+    made = {
+        (name, seed, models): noisy(10 * seed + len(models + name), acc, 0.05)
+        for name, acc in (("+pr", 0.7), ("+graph", 0.6))
+        for seed in (0, 1, 2)
+        for models in ("runs/a", "runs/bb")
+    }
+    for (name, seed, models), scores in made.items():
+        add(name, scores, seed=seed, models=models, weights=models)
+    table = build(results, "main", Choice(pool=True))
+    cells = column(table, "Acc")  # in the order of the registry
+    for name, cell in zip(("+graph", "+pr"), cells, strict=True):
+        own = [scores.acc for (method, _, _), scores in made.items() if method == name]
+        means, every = np.array([one.mean() for one in own]), np.concatenate(own)
+        half = 1.96 * every.std(ddof=1) / math.sqrt(len(every))
+        assert cell.text == (
+            f"{100 * means.mean():.2f} ± {100 * means.std(ddof=1):.2f} ({100 * half:.2f})"
+        )
+    assert [cell.bold for cell in cells] == [False, True]
+    episodes = len(every) // 6
+    assert table.note.startswith(
+        f"icons, 6 runs (seeds 0, 1, 2, models runs/a, runs/bb) of {episodes} test episodes; "
+        "± standard deviation over runs"
+    )
+    one_seed = build(results, "main", Choice(pool=True, seed=1))
+    assert "2 runs (seeds 1, models runs/a, runs/bb)" in one_seed.note
+
+
+def test_only_equal_runs_are_pooled(add: Add, results: Results) -> None:
+    add("+pr", flat(70))
+    with pytest.raises(FewgraftError, match="one run, and nothing to pool"):
+        build(results, "main", Choice(pool=True))
+    add("+pr", flat(70), seed=1)
+    add("+graph", flat(60), seed=1)
+    with pytest.raises(FewgraftError, match=r"\+graph, s2i, 1-shot, has no row of seed 0 and zoo"):
+        build(results, "main", Choice(pool=True))
 
 
 def test_a_table_without_rows_names_the_command(add: Add, results: Results) -> None:

@@ -672,6 +672,18 @@ def test_a_second_run_needs_a_word(colours: ImageStore, tmp_path: Path) -> None:
     assert "--resume" in result.stderr
 
 
+def test_a_run_per_seed(colours: ImageStore, tmp_path: Path) -> None:
+    path, runs = tmp_path / "small.toml", tmp_path / "runs"
+    path.write_text(RECIPE)
+    words = ["--stage", "pre-trained", "--seeds", "0,3"]
+    subprocess.run(train_command(path, runs, *words), check=True)
+    assert sorted(run.name for run in runs.iterdir()) == ["seed-0", "seed-3"]
+    cards = [json.loads((run / "run.json").read_text()) for run in sorted(runs.iterdir())]
+    assert [card["recipe"]["seed"] for card in cards] == [0, 3]
+    assert "seed-0 holds a run already" in refused(train_command(path, runs, *words))
+    assert "--set seed" in refused(train_command(path, runs, *words, "--set", "seed=1"))
+
+
 def refused(command: list[str]) -> str:
     """What a command says that ends with code 2 and in words."""
     result = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -14,6 +14,7 @@ from fewgraft.bench.tables import (
     Table,
     different_values,
     number_text,
+    refuse_several_runs,
     title_of,
 )
 from fewgraft.errors import FewgraftError, nearest
@@ -34,19 +35,29 @@ def row_name(row: Row) -> str:
     return f"{row.method}:{row.setting}:{row.shots}"
 
 
-def find_row(results: Results, name: str) -> Row:
-    """A row by its id, or the last one of that method:setting:shots."""
+def find_row(results: Results, name: str, seed: int | None = None) -> Row:
+    """A row by its id, or the last one of that method:setting:shots, of this seed if given."""
     if ":" not in name:
         return results.row(name)
-    rows = {row_name(row): row for row in results.rows()}
+    rows: dict[str, list[Row]] = {}
+    for row in results.rows():
+        if seed is None or row.episode_settings["seed"] == seed:
+            rows.setdefault(row_name(row), []).append(row)
     if name not in rows:
         raise FewgraftError(f"there is no row '{name}' in {results.folder}", nearest(name, rows))
-    return rows[name]
+    try:
+        refuse_several_runs(rows[name])
+    except FewgraftError as error:
+        ids = ", ".join(row.id for row in rows[name])
+        raise FewgraftError(
+            f"'{name}': {error.problem}", f"Choose one with --seed, or by its id: {ids}"
+        ) from None
+    return rows[name][-1]
 
 
-def compare(results: Results, a: str, b: str) -> Comparison:
+def compare(results: Results, a: str, b: str, seed: int | None = None) -> Comparison:
     """A − B episode by episode, for rows of the same queries; their settings may differ."""
-    pair = [find_row(results, name) for name in (a, b)]
+    pair = [find_row(results, name, seed) for name in (a, b)]
     different = [
         f"{fact.name} {' and '.join(map(str, values))}"
         for fact in (*FACTS, SHOTS)
@@ -81,7 +92,8 @@ def comparison_table(comparison: Comparison) -> Table:
         )
 
     return Table(
-        f"A − B on the same {first.episodes} {first.split} episodes of {first.data}, %",
+        f"A − B on the same {first.episodes} {first.split} episodes of {first.data}, "
+        f"seed {first.episode_settings['seed']}, %",
         (Column("", numeric=False), Column("A"), Column("B"), Column("A − B")),
         (
             Section(

@@ -239,7 +239,9 @@ class Findings:
 
 def chosen_rows(results: Results, choice: tables.Choice) -> dict[tables.RowKey, Row]:
     """The rows that the tables show: the last one of each kind."""
-    found = {(r.method, r.setting, r.shots): r for r in results.rows() if choice.takes(r)}
+    rows = [row for row in results.rows() if choice.takes(row)]
+    tables.refuse_several_runs(rows)
+    found = {(row.method, row.setting, row.shots): row for row in rows}
     if not found:
         raise FewgraftError(
             f"{results.folder} has no results{choice.options and ' with'}{choice.options}",

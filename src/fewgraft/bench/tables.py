@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from fewgraft.bench.results import Results, Row
@@ -17,7 +18,7 @@ from fewgraft.bench.runner import makes_sense
 from fewgraft.episodes import SETTINGS
 from fewgraft.errors import FewgraftError, nearest
 from fewgraft.methods import methods
-from fewgraft.metrics import NAMES, Interval, Scores, paired
+from fewgraft.metrics import METRICS, NAMES, Interval, Scores, interval, join_scores, paired
 
 MISSING = "–"
 DAGGER = "†"
@@ -87,17 +88,21 @@ class Choice:
     shots: int | None = None  # the detailed table shows 5 unless told
     setting: str = "s2i"  # of the detailed table
     hyper: bool = False  # say with which hyper-parameters each row ran
+    models: str | None = None  # folder of a training run
+    pool: bool = False  # seeds and training runs together
 
     def takes(self, row: Row) -> bool:
         """Whether a row is among them."""
-        asked = (self.episodes, self.split, self.seed, self.shots)
-        there = (row.episodes, row.split, row.episode_settings["seed"], row.shots)
+        asked = (self.episodes, self.split, self.seed, self.shots, self.models)
+        seed = row.episode_settings["seed"]
+        there = (row.episodes, row.split, seed, row.shots, row.models)
         return all(a is None or a == t for a, t in zip(asked, there, strict=True))
 
     @property
     def options(self) -> str:
         """As `bench run` is told."""
-        given = {name: getattr(self, name) for name in ("shots", "episodes", "split", "seed")}
+        names = ("shots", "episodes", "split", "seed", "models")
+        given = {name: getattr(self, name) for name in names}
         return "".join(f" --{name} {value}" for name, value in given.items() if value is not None)
 
 
@@ -107,10 +112,11 @@ class NoRowsError(FewgraftError):
 
 @dataclass(frozen=True)
 class Entry:
-    """A row with its per-episode scores."""
+    """A row with its per-episode scores; of several runs, their means and all their scores."""
 
     row: Row
     scores: Scores
+    runs: int = 1
 
     def merit(self, metric: str) -> Tensor:
         """[E] per-episode values of which a larger one is better: Δ is better nearer 0."""
@@ -124,6 +130,7 @@ class ChosenRows:
 
     entries: Mapping[RowKey, Entry]
     hyper: bool = False  # say with which hyper-parameters each row ran
+    runs: str = ""  # which ones are pooled
 
     @property
     def rows(self) -> list[Row]:
@@ -160,13 +167,72 @@ def _choose(
     results: Results, choice: Choice, wanted: Callable[[Row], bool], command: str
 ) -> ChosenRows:
     """The last row of each (method, setting, shots), provided that all can be compared."""
-    rows = results.rows()
-    last = {(r.method, r.setting, r.shots): r for r in rows if choice.takes(r) and wanted(r)}
-    if not last:
+    rows = [row for row in results.rows() if choice.takes(row) and wanted(row)]
+    if not rows:
         raise _no_rows(results, choice, command)
+    if choice.pool:
+        return _pooled(rows, results, choice)
+    refuse_several_runs(rows)
+    last = {(row.method, row.setting, row.shots): row for row in rows}
     _refuse_mixture(list(last.values()))
     entries = {key: Entry(row, results.scores(row)) for key, row in last.items()}
     return ChosenRows(entries, choice.hyper)
+
+
+def refuse_several_runs(rows: Sequence[Row]) -> None:
+    """Rows of several seeds or training runs are not to be mixed, nor one of them chosen unseen."""
+    for fact in (SEEDS, MODELS):
+        values = different_values(fact, rows)
+        if len(values) > 1 and (fact is SEEDS or _mixed_models(rows)):
+            raise FewgraftError(
+                f"there are rows of different {fact.name}: {', '.join(map(str, values))}", fact.hint
+            )
+
+
+def run_of(row: Row) -> tuple[int, str]:
+    """Which run a row is of: the seed of its episodes, and the folder of its models."""
+    return row.episode_settings["seed"], row.models
+
+
+def _pooled(rows: Sequence[Row], results: Results, choice: Choice) -> ChosenRows:
+    """One entry per (method, setting, shots), of the same runs each."""
+    runs = sorted({run_of(row) for row in rows})
+    if len(runs) < 2:
+        raise FewgraftError(
+            "there is one run, and nothing to pool",
+            "Make more: fewgraft bench run ... --seeds 0,1,2, or --models RUN,RUN",
+        )
+    groups: dict[RowKey, dict[tuple[int, str], Row]] = {}
+    for row in rows:
+        groups.setdefault((row.method, row.setting, row.shots), {})[run_of(row)] = row
+    for (method, setting, shots), group in groups.items():
+        for seed, models in (run for run in runs if run not in group):
+            raise FewgraftError(
+                f"{method}, {setting}, {shots}-shot, has no row of seed {seed} and {models}",
+                "Run the same command as for the others; what is there is not computed again.",
+            )
+    for run in runs:
+        _refuse_mixture([group[run] for group in groups.values()])
+    entries = {
+        key: pooled_entry([group[run] for run in runs], results) for key, group in groups.items()
+    }
+    seeds, folders = (list(dict.fromkeys(map(str, part))) for part in zip(*runs, strict=True))
+    named = f"seeds {', '.join(seeds)}"
+    named += f", models {', '.join(folders)}" if len(folders) > 1 else ""
+    return ChosenRows(entries, choice.hyper, f"{len(runs)} runs ({named})")
+
+
+def pooled_entry(rows: Sequence[Row], results: Results) -> Entry:
+    """Means over runs; what stands for an interval is their standard deviation."""
+
+    def over_runs(metric: str) -> tuple[float | None, float | None]:
+        means = torch.tensor([row.interval(metric).mean for row in rows], dtype=torch.float64)
+        found = (means.mean().item(), means.std().item())
+        return (None, None) if math.isnan(found[0]) else found
+
+    metrics = {metric: over_runs(metric) for metric in METRICS}
+    scores = join_scores(results.scores(row) for row in rows)
+    return Entry(rows[-1].model_copy(update={"metrics": metrics}), scores, len(rows))
 
 
 def _no_rows(results: Results, choice: Choice, command: str) -> NoRowsError:
@@ -190,11 +256,18 @@ class _Fact:
 
 
 _OWN_FOLDER = "Keep them in folders of their own (fewgraft bench run ... --out FOLDER)."
+_OR_POOL = "or pool them with --pool."
+SEEDS = _Fact(
+    "seeds", lambda row: row.episode_settings["seed"], f"Choose one with --seed, {_OR_POOL}"
+)
+MODELS = _Fact(
+    "training runs", lambda row: row.models, f"Choose one with --models FOLDER, {_OR_POOL}"
+)
 FACTS = (
     _Fact("data sets", lambda row: f"{row.data} ({row.content[:8]})", _OWN_FOLDER),
     _Fact("splits", lambda row: row.split, "Choose one with --split."),
     _Fact("numbers of episodes", lambda row: row.episodes, "Choose one with --episodes."),
-    _Fact("seeds", lambda row: row.episode_settings["seed"], "Choose one with --seed."),
+    SEEDS,
     _Fact("numbers of classes", lambda row: row.ways, _OWN_FOLDER),
     _Fact("numbers of queries", lambda row: row.episode_settings["queries"], _OWN_FOLDER),
     _Fact("numbers of base queries", lambda row: row.episode_settings["base_queries"], _OWN_FOLDER),
@@ -258,8 +331,11 @@ def number_text(value: Interval, *, half: bool) -> str:
 def _cell(entry: Entry | None, metric: str, *, bold: bool, mark: str) -> Cell:
     if not entry:
         return Cell(MISSING)
-    value = entry.row.interval(metric)
-    return Cell(number_text(value, half=metric == "acc"), bold, mark, value)
+    value, acc = entry.row.interval(metric), metric == "acc"
+    text = number_text(value, half=acc)
+    if acc and entry.runs > 1:
+        text += f" ({100 * interval(entry.scores.acc).half:.2f})"
+    return Cell(text, bold, mark, value)
 
 
 def _column(
@@ -377,7 +453,7 @@ def _assemble(
             for name, lines in sections.items()
             if lines
         ),
-        _note(chosen.rows, remark),
+        _note(chosen, remark),
     )
 
 
@@ -390,17 +466,21 @@ def _episode_name(row: Row) -> str:
     return f"{f'{row.n_base}+' if row.n_base else ''}{row.ways}-way {row.shots}-shot"
 
 
-def _note(rows: Sequence[Row], remark: str) -> str:
+def _note(chosen: ChosenRows, remark: str) -> str:
+    rows = chosen.rows
     first = rows[0]
+    seed = f", seed {first.episode_settings['seed']}"
     parts = [
-        f"{first.data}, {first.episodes} {first.split} episodes, "
-        f"seed {first.episode_settings['seed']}",
-        "± 95 % interval over episodes",
+        f"{first.data}, {f'{chosen.runs} of ' if chosen.runs else ''}{first.episodes} "
+        f"{first.split} episodes{'' if chosen.runs else seed}",
+        "± standard deviation over runs, in brackets half the 95 % interval over all episodes"
+        if chosen.runs
+        else "± 95 % interval over episodes",
         "bold: the paired interval against every other row of its section excludes 0",
         remark,
         _remarks(rows),
         f"tuned hyper-parameters: recipe {', '.join(dict.fromkeys(row.recipe for row in rows))}",
-        _mixed_models(rows),
+        "" if chosen.runs else _mixed_models(rows),
     ]
     return "; ".join(part for part in parts if part) + "."
 

@@ -12,12 +12,12 @@ from fewgraft.cli.bench_options import (
     ModelsOption,
     OutOption,
     RecipeArgument,
-    SeedOption,
     ShotsOption,
     chosen_engine,
     listed,
     named,
     numbers,
+    seeds_of,
 )
 from fewgraft.cli.tool import DeviceOption
 from fewgraft.errors import FewgraftError, writing
@@ -60,8 +60,33 @@ def run(
     shots: ShotsOption = "1,5",
     episodes: EpisodesOption = 600,
     split: Annotated[str, typer.Option(help="Draw episodes from test or val.")] = "test",
-    seed: SeedOption = 0,
-    models: ModelsOption = None,
+    seeds: Annotated[
+        str,
+        typer.Option(
+            "--seed",
+            "--seeds",
+            help="Draw the sequences of episodes with these seeds, as in 0,1,2.",
+        ),
+    ] = "0",
+    models: Annotated[
+        str,
+        typer.Option(
+            help="Use the models of these training runs, separated by commas; the shipped ones if "
+            "not given."
+        ),
+    ] = "",
+    ways: Annotated[
+        int | None, typer.Option(min=1, help="Draw so many novel classes per episode.")
+    ] = None,
+    queries: Annotated[
+        int | None, typer.Option(min=1, help="Draw so many queries per novel class.")
+    ] = None,
+    base_queries: Annotated[
+        int | None, typer.Option(min=0, help="Draw so many queries of base classes in all.")
+    ] = None,
+    unlabelled: Annotated[
+        int | None, typer.Option(min=0, help="Draw so many unlabelled pictures per episode.")
+    ] = None,
     out: OutOption = None,
     engine: EngineOption = "here",
     workers: Annotated[
@@ -82,6 +107,8 @@ def run(
       fewgraft bench run icons
 
       fewgraft bench run cifar-fs --methods +pr,proposed-without-adaptation --settings s2i --shots 1
+
+      fewgraft bench run icons --seeds 0,1,2 --models runs/a,runs/b
     """
     from fewgraft.bench.results import Results
     from fewgraft.bench.runner import Bench, jobs
@@ -96,16 +123,26 @@ def run(
     if engine == "ray" and place.type != "cpu":
         raise FewgraftError("workers of Ray compute on the CPU", "Leave --device or --engine out.")
     loaded = load_recipe(recipe)
-    wanted = jobs(
-        loaded,
-        models or models_folder(loaded.name),
-        _named(methods),
-        list(SETTINGS) if settings == "all" else listed(settings),
-        numbers(shots),
-        episodes,
-        split,
-        seed,
-    )
+    asked = {"ways": ways, "queries": queries, "unlabelled": unlabelled}
+    asked |= {"base_queries": base_queries}
+    wanted = [
+        job
+        for folder in [Path(one) for one in listed(models)] or [models_folder(loaded.name)]
+        for seed in seeds_of(seeds)
+        for setting in (list(SETTINGS) if settings == "all" else listed(settings))
+        for job in jobs(
+            loaded,
+            folder,
+            _named(methods),
+            [setting],
+            numbers(shots),
+            episodes,
+            split,
+            seed,
+            _fitting(asked, setting),
+        )
+    ]
+    wanted.sort(key=lambda job: job.configured.moves_network)
     if methods in ALL:
         wanted = _with_pieces(wanted)
     if not wanted:
@@ -122,6 +159,18 @@ def run(
                 f"Acc {row.interval('acc')}  {row.seconds:7.1f} s{'' if computed else '  (there)'}"
             )
     typer.echo(f"{done} rows computed, {len(wanted) - done} were there: {folder}/results.jsonl")
+
+
+def _fitting(asked: dict[str, int | None], setting: str) -> dict[str, int]:
+    """Numbers of pictures and classes that were asked for, without what a setting does not have."""
+    from fewgraft.episodes import SETTINGS
+
+    kind = SETTINGS.get(setting)
+    there = {
+        "base_queries": kind is not None and kind.incremental,
+        "unlabelled": kind is not None and kind.unlabelled == "extra",
+    }
+    return {name: n for name, n in asked.items() if n is not None and there.get(name, True)}
 
 
 def _named(methods: str) -> list[str]:

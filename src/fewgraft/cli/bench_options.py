@@ -54,6 +54,14 @@ def numbers(text: str) -> list[int]:
         raise FewgraftError(f"'{text}' is not a list of whole numbers such as 1,5") from None
 
 
+def seeds_of(text: str) -> list[int]:
+    """Seeds of a comma-separated option."""
+    found = numbers(text)
+    if not found or not all(0 <= seed <= LARGEST_SEED for seed in found):
+        raise FewgraftError(f"'{text}' is not a list of seeds such as 0,1,2")
+    return found
+
+
 def decimals(text: str) -> list[float]:
     """Numbers of a comma-separated option."""
     try:

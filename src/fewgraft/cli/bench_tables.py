@@ -41,6 +41,16 @@ def table(
     hyper: Annotated[
         bool, typer.Option("--hyper", help="Also print the hyper-parameters of each row.")
     ] = False,
+    models: Annotated[
+        str | None, typer.Option(help="Show only rows of the models in this folder.")
+    ] = None,
+    pool: Annotated[
+        bool,
+        typer.Option(
+            "--pool",
+            help="Show means and standard deviations over seeds and training runs.",
+        ),
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Write the table to this file.")] = None,
 ) -> None:
     """Print results in the layouts of the paper.
@@ -56,6 +66,8 @@ def table(
       fewgraft bench table results/cifar-fs --layout all --format markdown
 
       fewgraft bench table results/icons --layout ablation --hyper
+
+      fewgraft bench table results/icons --pool
     """
     from fewgraft.bench.table_formats import FORMATS
     from fewgraft.bench.tables import Choice
@@ -66,7 +78,7 @@ def table(
         raise FewgraftError("a CSV file holds one table", "Choose a --layout.")
     if setting and layout not in ("detail", "all"):
         raise FewgraftError(f"--setting is not for layout '{layout}'", "Use --layout detail.")
-    choice = Choice(episodes, split, seed, shots, setting or "s2i", hyper)
+    choice = Choice(episodes, split, seed, shots, setting or "s2i", hyper, models, pool)
     show(built(results, layout, choice), form, out)
 
 
@@ -139,6 +151,7 @@ def compare(
     a: Annotated[str, typer.Argument(help="Compare the row of this id, or method:setting:shots.")],
     b: Annotated[str, typer.Argument(help="Compare it with this row.")],
     results: Annotated[Path, typer.Option("--in", help="Read the results of this folder.")],
+    seed: Annotated[int | None, typer.Option(help="Compare rows of this seed.")] = None,
 ) -> None:
     """Compare two rows episode by episode: A − B, with the interval of the difference.
 
@@ -155,4 +168,4 @@ def compare(
     from fewgraft.bench.comparison import comparison_table
     from fewgraft.bench.results import Results
 
-    show([comparison_table(compare_rows(Results(results), a, b))], "terminal", None)
+    show([comparison_table(compare_rows(Results(results), a, b, seed))], "terminal", None)

@@ -2,11 +2,15 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fewgraft.cli.bench_options import seeds_of
 from fewgraft.errors import FewgraftError
+
+if TYPE_CHECKING:
+    from fewgraft.training.recipe import Recipe
 
 
 def train(
@@ -37,6 +41,12 @@ def train(
             "--set", help="Change a setting, such as pretraining.steps=100; may be repeated."
         ),
     ] = None,
+    seeds: Annotated[
+        str,
+        typer.Option(
+            help="Train one run per seed, such as 0,1,2, into folders seed-0 and so on below --out."
+        ),
+    ] = "",
 ) -> None:
     """Train a model from pictures: pre-training, then meta-training by Algorithms 1 and 2.
 
@@ -52,15 +62,30 @@ def train(
 
       fewgraft train cifar-fs --only lwof --out runs/cifar-fs
 
+      fewgraft train icons --seeds 0,1,2 --out runs/icons
+
       accelerate launch --num_processes 2 -m fewgraft train cifar-fs
     """
     from fewgraft.training.recipe import load_recipe
 
-    loaded = load_recipe(recipe, dict(_pair(text) for text in change or ()))
-    folder = out or Path("runs") / loaded.name
-    if not resume and folder.exists() and any(folder.iterdir()):
-        raise FewgraftError(f"{folder} holds a run already", "Use --resume, or another --out.")
-    typer.echo(f"Training {loaded.name} [{loaded.hash}] into {folder} ...", err=True)
+    changes = dict(_pair(text) for text in change or ())
+    if seeds and "seed" in changes:
+        raise FewgraftError("both --seeds and --set seed are given", "Leave one of them out.")
+    runs: list[tuple[Recipe, Path]] = []
+    for own in [{"seed": str(seed)} for seed in seeds_of(seeds)] if seeds else [{}]:
+        loaded = load_recipe(recipe, changes | own)
+        folder = out or Path("runs") / loaded.name
+        runs.append((loaded, folder / f"seed-{loaded.seed}" if own else folder))
+    for _, folder in runs:
+        if not resume and folder.exists() and any(folder.iterdir()):
+            raise FewgraftError(f"{folder} holds a run already", "Use --resume, or another --out.")
+    for loaded, folder in runs:
+        _train(loaded, folder, stage)
+
+
+def _train(recipe: "Recipe", folder: Path, stage: list[str] | None) -> None:
+    """One run, and what came out of it."""
+    typer.echo(f"Training {recipe.name} [{recipe.hash}] into {folder} ...", err=True)
     from accelerate import Accelerator
 
     from fewgraft.data.catalogue import open_data
@@ -68,15 +93,15 @@ def train(
     from fewgraft.training.report import draw_curves, summary
     from fewgraft.training.run import METHODS, STAGES, check_learners, train
 
-    stages = [one for name in stage or STAGES for one in _meant(name, METHODS, loaded.learning)]
-    known = [*STAGES, METHODS, *loaded.learning]
+    stages = [one for name in stage or STAGES for one in _meant(name, METHODS, recipe.learning)]
+    known = [*STAGES, METHODS, *recipe.learning]
     for name in stages:
         if name not in known and not name.endswith(".py"):
             raise FewgraftError(f"there is no stage '{name}'", f"Known: {', '.join(known)}")
-    check_learners(loaded, [name for name in stages if name not in STAGES])
+    check_learners(recipe, [name for name in stages if name not in STAGES])
     accelerator = Accelerator()
     try:
-        metrics = train(loaded, open_data(loaded.data), folder, stages, accelerator)
+        metrics = train(recipe, open_data(recipe.data), folder, stages, accelerator)
     except Interrupted as interrupted:
         typer.echo(f"{interrupted}. Go on with --resume.", err=True)
         raise typer.Exit(130) from None
