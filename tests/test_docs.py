@@ -222,6 +222,15 @@ def test_commands_parse(name: str, line: str) -> None:
 # --- the rest ---
 
 
+def test_the_page_of_recipes_is_as_the_models_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    write_recipes = importlib.import_module("write_recipes")
+    page = write_recipes.PAGE.read_text()
+    assert page == write_recipes.page(), "run tools/write_recipes.py"
+    for words in ("`temperature` | `1.0` | number, > 0 |", "| `sgd`, `adam` |", "< 2⁶³"):
+        assert words in page
+
+
 def test_every_method_is_documented(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     write_methods = importlib.import_module("write_methods")

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -48,6 +49,7 @@ from fewgraft.training.recipe import (
 )
 from fewgraft.training.report import draw_curves, summary
 from fewgraft.training.run import train
+from fewgraft.training.templates import template
 
 
 @pytest.fixture
@@ -682,6 +684,34 @@ def test_a_run_per_seed(colours: ImageStore, tmp_path: Path) -> None:
     assert [card["recipe"]["seed"] for card in cards] == [0, 3]
     assert "seed-0 holds a run already" in refused(train_command(path, runs, *words))
     assert "--set seed" in refused(train_command(path, runs, *words, "--set", "seed=1"))
+
+
+@pytest.mark.parametrize("kind", ["photos", "drawings"])
+def test_a_recipe_to_start_from_fits_the_data(
+    colours: ImageStore, tmp_path: Path, kind: str
+) -> None:
+    text = template(kind, colours)
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    recipe = load_recipe(str(path))
+    assert recipe.data == colours.manifest.name
+    assert recipe.size == colours.pictures.shape[1]
+    assert recipe.mirrored == (kind == "photos")
+    assert bool(recipe.pretraining.augmentation.thicken) == (kind == "drawings")
+    assert (recipe.metatraining.novel == "data") == bool(colours.by_class(Part.NOVEL_TRAIN))
+    with pytest.raises(FewgraftError, match="no kind of recipe 'photo'"):
+        template("photo", colours)
+
+
+def test_recipes_to_start_from_by_the_command() -> None:
+    words = [sys.executable, "-m", "fewgraft", "train"]
+    done = subprocess.run(
+        [*words, "--init", "drawings", "--data", "icons"], capture_output=True, check=True
+    )
+    assert tomllib.loads(done.stdout.decode())["data"] == "icons"
+    assert "Name it with --data" in refused([*words, "--init", "photos"])
+    assert "there is no recipe" in refused(words)
+    assert "--data goes with --init" in refused([*words, "icons", "--data", "icons"])
 
 
 def refused(command: list[str]) -> str:

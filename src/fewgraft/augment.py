@@ -11,15 +11,25 @@ from torch.nn.functional import affine_grid, grid_sample, max_pool2d
 class Augmentation(BaseModel):
     """What may be done to a training picture; all of it off by default."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-    crop: int = Field(default=0, ge=0, le=512)  # shift by up to so many pixels, the border mirrored
-    mirror: bool = False  # left and right; not for arrows
-    rotate: float = Field(default=0.0, ge=0, le=360)  # degrees either way
-    scale: float = Field(default=0.0, ge=0, lt=1)  # share either way
-    shift: float = Field(default=0.0, ge=0, lt=1)  # share of the size either way
-    thicken: float = Field(default=0.0, ge=0, le=1)  # share of pictures whose strokes grow
-    light: float = Field(default=0.0, ge=0, lt=1)  # brightness and contrast, share either way
-    colour: float = Field(default=0.0, ge=0, lt=1)  # saturation, share either way
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
+    crop: int = Field(default=0, ge=0, le=512)
+    """Shift by up to so many pixels, the border mirrored."""
+    mirror: bool = False
+    """Swap left and right; not for arrows."""
+    rotate: float = Field(default=0.0, ge=0, le=360)
+    """Degrees either way."""
+    scale: float = Field(default=0.0, ge=0, lt=1)
+    """Share either way."""
+    shift: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the size either way."""
+    thicken: float = Field(default=0.0, ge=0, le=1)
+    """Share of pictures whose strokes grow."""
+    light: float = Field(default=0.0, ge=0, lt=1)
+    """Brightness and contrast, share either way."""
+    colour: float = Field(default=0.0, ge=0, lt=1)
+    """Saturation, share either way."""
 
 
 def stronger(config: Augmentation) -> Augmentation:

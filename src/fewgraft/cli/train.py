@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 def train(
     recipe: Annotated[
-        str,
+        str | None,
         typer.Argument(
             help="Train by this TOML file, or by the recipe of this name in the package."
         ),
-    ],
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Write the run to this folder; runs/NAME if not given.")
     ] = None,
@@ -47,6 +47,13 @@ def train(
             help="Train one run per seed, such as 0,1,2, into folders seed-0 and so on below --out."
         ),
     ] = "",
+    init: Annotated[
+        str | None,
+        typer.Option(
+            help="Print a recipe to start from, for photos or drawings, and train nothing."
+        ),
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="With --init: the name of the data set.")] = None,
 ) -> None:
     """Train a model from pictures: pre-training, then meta-training by Algorithms 1 and 2.
 
@@ -64,10 +71,18 @@ def train(
 
       fewgraft train icons --seeds 0,1,2 --out runs/icons
 
+      fewgraft train --init photos --data birds > birds.toml
+
       accelerate launch --num_processes 2 -m fewgraft train cifar-fs
     """
     from fewgraft.training.recipe import load_recipe
 
+    if init:
+        typer.echo(_recipe_to_start_from(init, data), nl=False)
+        return
+    if not recipe or data:
+        problem = "--data goes with --init" if recipe else "there is no recipe"
+        raise FewgraftError(problem, "Name a recipe, or print one: --init photos --data NAME")
     changes = dict(_pair(text) for text in change or ())
     if seeds and "seed" in changes:
         raise FewgraftError("both --seeds and --set seed are given", "Leave one of them out.")
@@ -81,6 +96,15 @@ def train(
             raise FewgraftError(f"{folder} holds a run already", "Use --resume, or another --out.")
     for loaded, folder in runs:
         _train(loaded, folder, stage)
+
+
+def _recipe_to_start_from(kind: str, data: str | None) -> str:
+    from fewgraft.data.catalogue import open_data
+    from fewgraft.training.templates import template
+
+    if not data:
+        raise FewgraftError("--init needs a data set", "Name it with --data.")
+    return template(kind, open_data(data))
 
 
 def _train(recipe: "Recipe", folder: Path, stage: list[str] | None) -> None:

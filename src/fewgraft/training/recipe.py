@@ -26,24 +26,36 @@ Shots = Annotated[tuple[Annotated[int, Field(ge=1, le=MOST)], ...], Field(min_le
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class Optimisation(_Section):
     """SGD with momentum, or Adam; the rate warms up, then falls along a cosine to 0, or stays."""
 
     kind: Literal["sgd", "adam"] = "sgd"
+    """Stochastic gradient descent, or Adam."""
     lr: float = Field(gt=0)
+    """The learning rate, at its largest."""
     schedule: Literal["cosine", "constant", "falls"] = "cosine"
-    # For "falls": from this share of the steps on, this share of the rate, in order.
+    """After the warm-up the rate falls along a cosine to 0, stays, or falls in steps."""
     falls: tuple[tuple[float, float], ...] = ()
-    warm_up: float = Field(default=0.0, ge=0, lt=1)  # share of the steps
+    """For "falls", in order: from this share of the steps on, this share of the rate."""
+    warm_up: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the steps in which the rate rises from 0."""
     momentum: float = Field(default=0.9, ge=0, lt=1)
+    """Momentum of SGD."""
     nesterov: bool = True
+    """Whether it is Nesterov's."""
     weight_decay: float = Field(default=5e-4, ge=0)
-    decays: Literal["matrices", "all"] = "matrices"  # not normalisation layers and γ, or these too
-    decoupled: bool = False  # Adam's decay: beside the gradient (AdamW), or in it
-    clip: float | None = Field(default=None, gt=0)  # largest norm of the gradient
+    """Weight decay."""
+    decays: Literal["matrices", "all"] = "matrices"
+    """What decays: matrices, or normalisation layers and γ as well."""
+    decoupled: bool = False
+    """Whether Adam's decay is beside the gradient (AdamW) and not in it."""
+    clip: float | None = Field(default=None, gt=0)
+    """The largest norm of the gradient; a larger one is scaled down."""
 
 
 class Rotation(_Section):
@@ -53,26 +65,35 @@ class Rotation(_Section):
     Gidaris et al., "Boosting few-shot visual learning with self-supervision", ICCV 2019.
     """
 
-    share: float = Field(default=0.5, gt=0, le=1)  # of the batch, on top of it
-    weight: float = Field(default=1.0, gt=0)  # of its loss
+    share: float = Field(default=0.5, gt=0, le=1)
+    """Share of the batch that is shown again, on top of it."""
+    weight: float = Field(default=1.0, gt=0)
+    """Weight of its loss."""
 
 
 class Pretraining(_Section):
     """Supervised training on base/train."""
 
     steps: Steps
+    """Steps of the optimiser."""
     batch: int = Field(default=128, ge=1, le=16384)
+    """Pictures per step."""
     optimisation: Optimisation
+    """See below."""
     augmentation: Augmentation = Augmentation()
-    # Pictures are this small at first: faster, and no worse.
+    """See below."""
     small_size: int | None = Field(default=None, ge=1, le=LARGEST_SIZE)
-    small_share: float = Field(default=0.0, ge=0, le=1)  # of the steps
+    """Pictures are this small at first: faster, and no worse."""
+    small_share: float = Field(default=0.0, ge=0, le=1)
+    """Share of the steps with small pictures."""
     rotation: Rotation | None = None
+    """Self-supervision, see below; none if not given."""
     validate_every: int = Field(default=500, ge=1)
-    # What the kept step is best at on validation episodes: the joint accuracy of imprinted
-    # prototypes, or base and novel classes told apart among themselves (the border between
-    # the two is then left to meta-training).
+    """Steps between two validations."""
     selection: Literal["joint", "apart"] = "joint"
+    """What the kept step is best at on validation episodes: the joint accuracy of imprinted
+    prototypes, or base and novel classes told apart among themselves (the border between the two is
+    then left to meta-training)."""
 
 
 class Distillation(Pretraining):
@@ -82,30 +103,46 @@ class Distillation(Pretraining):
     "Rethinking few-shot image classification", ECCV 2020.
     """
 
-    weight: float = Field(default=0.5, ge=0, le=1)  # of the teacher's answers against the labels
+    weight: float = Field(default=0.5, ge=0, le=1)
+    """Weight of the teacher's answers against the labels."""
     temperature: float = Field(default=1.0, gt=0)
-    teacher_share: float = Field(default=0.0, ge=0, le=1)  # of the weights that come out
+    """Of both softmaxes."""
+    teacher_share: float = Field(default=0.0, ge=0, le=1)
+    """Share of the teacher in the weights that come out."""
 
 
 class Metatraining(_Section):
     """Algorithms 1 and 2: episodes from novel/train and base/train."""
 
     steps: Steps
-    episodes: int = Field(default=4, ge=1, le=1024)  # a step
+    """Steps of the optimiser."""
+    episodes: int = Field(default=4, ge=1, le=1024)
+    """Episodes per step."""
     optimisation: Optimisation
-    shots: Shots = (1, 5)  # in turn, step by step
+    """See below."""
+    shots: Shots = (1, 5)
+    """Numbers of shots, in turn, step by step."""
     ways: int = Field(default=5, ge=1, le=MOST)
-    queries: int = Field(default=10, ge=1, le=MOST)  # of each novel class
+    """Novel classes per episode."""
+    queries: int = Field(default=10, ge=1, le=MOST)
+    """Queries per novel class."""
     base_queries: int = Field(default=50, ge=0, le=MOST)
-    unlabelled: int = Field(default=150, ge=0, le=MOST)  # |U| in Algorithm 2, half of it novel
-    # Where novel training classes come from: disjoint ones if the data has them, else base classes
-    # in turn ("data"); or base classes rotated by quarters, which W_b has no row for ("rotated").
+    """Queries of base classes in all."""
+    unlabelled: int = Field(default=150, ge=0, le=MOST)
+    """|U| in Algorithm 2, half of it novel."""
     novel: Literal["data", "rotated"] = "data"
+    """Where novel training classes come from: disjoint ones if the data has them, else base classes
+    in turn ("data"); or base classes rotated by quarters, which W_b has no row for ("rotated")."""
     moves: Literal["last-block", "all"] = "last-block"
+    """What of the network moves."""
     refinement_steps: int = Field(default=1, ge=1, le=1000)
+    """Steps of refinement in Algorithm 2."""
     alpha: float = Field(default=1.0, gt=0, le=1)
+    """α of Eq. 4."""
     augmentation: Augmentation = Augmentation()
+    """See below."""
     validate_every: int = Field(default=50, ge=1)
+    """Steps between two validations."""
 
     @property
     def refinement(self) -> Refinement:
@@ -117,58 +154,88 @@ class Learning(_Section):
     """What one method learns on features of the frozen network: pieces per number of shots."""
 
     steps: Steps
-    episodes: int = Field(default=8, ge=1, le=1024)  # a step
+    """Steps of the optimiser."""
+    episodes: int = Field(default=8, ge=1, le=1024)
+    """Episodes per step."""
     optimisation: Optimisation
-    shots: Shots = (1, 5)  # one after the other, each with pieces of its own
+    """See below."""
+    shots: Shots = (1, 5)
+    """One after the other, each with pieces of its own."""
     ways: int = Field(default=5, ge=1, le=MOST)
-    queries: int = Field(default=5, ge=1, le=MOST)  # of each novel class
+    """Novel classes per episode."""
+    queries: int = Field(default=5, ge=1, le=MOST)
+    """Queries per novel class."""
     base_queries: int = Field(default=25, ge=0, le=MOST)
-    # As for meta-training. A frozen network forgets nothing of base classes, so that they serve as
-    # fake-novel ones; on validation episodes better than rotated ones do.
+    """Queries of base classes in all."""
     novel: Literal["data", "rotated"] = "data"
-    # Share of the entries of every feature that are dropped: pictures that the network was trained
-    # on lie closer together than new ones do.
+    """As for meta-training. A frozen network forgets nothing of base classes, so that they serve as
+    fake-novel ones."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the entries of every feature that are dropped: pictures that the network was trained
+    on lie closer together than new ones do."""
     validate_every: int = Field(default=500, ge=1)
+    """Steps between two validations."""
 
 
 class Validation(_Section):
     """Episodes of the val parts: which step is kept is decided on them, never on test."""
 
     episodes: int = Field(default=200, ge=2, le=100_000)
+    """Episodes per validation and number of shots."""
     shots: Shots = (1, 5)
-    refinement_steps: int = Field(default=5, ge=1, le=1000)  # with U, as in testing
+    """Numbers of shots; the mean over them decides."""
+    refinement_steps: int = Field(default=5, ge=1, le=1000)
+    """Steps of refinement with U, as in testing."""
     ways: int = Field(default=5, ge=1, le=MOST)
-    queries: int = Field(default=15, ge=1, le=MOST)  # of each novel class
+    """Novel classes per episode."""
+    queries: int = Field(default=15, ge=1, le=MOST)
+    """Queries per novel class."""
     base_queries: int = Field(default=75, ge=1, le=MOST)
-    unlabelled: int | None = Field(default=None, ge=0, le=MOST)  # |U|; None: the paper's number
+    """Queries of base classes in all."""
+    unlabelled: int | None = Field(default=None, ge=0, le=MOST)
+    """|U|; the paper's number if not given."""
 
 
 class Chosen(_Section):
     """Hyper-parameters of one method, as `bench tune` found them on validation episodes."""
 
     method: str
-    shots: int | None = None  # None: any
+    """Name of a method, or a Python file."""
+    shots: int | None = None
+    """For this number of shots; for any if not given."""
     hyper: dict[str, Any]
+    """Hyper-parameters of the method, by name."""
 
 
 class Recipe(_Section):
     """A benchmark: a whole training run, and how its models are evaluated."""
 
-    name: str = Field(pattern=r"^[^./\\\x00][^/\\\x00]{0,99}$")  # of a folder, too
+    name: str = Field(pattern=r"^[^./\\\x00][^/\\\x00]{0,99}$")
+    """Of the benchmark, and of its folders."""
     data: str
+    """Name of a data set (`fewgraft data`)."""
     backbone: str
+    """Name of a backbone."""
     seed: int = Field(default=0, ge=0, lt=2**63)
-    # Of the stored pictures; None takes what is there.
+    """Of everything random in training."""
     size: int | None = Field(default=None, ge=1, le=LARGEST_SIZE)
-    mirrored: bool = False  # the model's features are the mean of a picture's and its mirror's
-    checkpoint_every: int = Field(default=100, ge=1)  # steps
+    """Side of the pictures in pixels; that of the stored ones if not given."""
+    mirrored: bool = False
+    """Whether a feature is the mean of a picture's and its mirror image's."""
+    checkpoint_every: int = Field(default=100, ge=1)
+    """Steps between two checkpoints."""
     pretraining: Pretraining
+    """See below."""
     distillation: Distillation | None = None
+    """A second pre-training, see below; none if not given."""
     metatraining: Metatraining
-    learning: dict[str, Learning] = {}  # by method
+    """See below."""
+    learning: dict[str, Learning] = {}
+    """What methods learn beforehand, by method; see below."""
     validation: Validation = Validation()
+    """See below."""
     evaluation: tuple[Chosen, ...] = ()
+    """Tuned hyper-parameters, see below."""
 
     @property
     def hash(self) -> str:
