@@ -9,6 +9,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import unicodedata
 import zipfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -211,7 +212,8 @@ def names(trial: Trial) -> None:
             answer = server.send("/api/learn", sent)
             trial.check(answer.fair, f"{name!r}: {answer.status} {answer.body[:200]!r}")
             if answer.status == 202:
-                trial.check(list(answer.told["taught"]) == [name.strip()], f"{name!r} is another")
+                known = unicodedata.normalize("NFC", name.strip())  # the same to the eye
+                trial.check(list(answer.told["taught"]) == [known], f"{name!r} is another")
                 server.ask("POST", f"/api/jobs/{answer.told['id']}/discard")
             else:
                 trial.check(answer.status in (400, 413, 422), f"{name!r}: {answer.status}")
