@@ -195,6 +195,19 @@ def test_a_figure_is_never_parted_from_its_words(tmp_path: Path) -> None:
         write_figure(Figure(), "", tmp_path / RATIO / "below a file.png")
 
 
+def test_figures_for_papers_carry_their_fonts_and_no_date(tmp_path: Path) -> None:
+    made = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        write_figure(draw_sweeps([made_up()]), "words & more", tmp_path / name / RATIO)
+        made.append({p.suffix: p.read_bytes() for p in (tmp_path / name).iterdir()})
+    assert sorted(made[0]) == [".pdf", ".png", ".svg"]
+    assert made[0] == made[1]
+    assert b"/FontFile2" in made[0][".pdf"], "TrueType, as printers want it"
+    assert b"<text" not in made[0][".svg"]
+    assert b"words &amp; more" in made[0][".svg"]
+
+
 # --- feature space ---
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import matplotlib
 import torch
 from matplotlib.figure import Figure as Drawing
 from PIL import Image
@@ -61,11 +62,23 @@ class Figure:
 
 
 def write_figure(drawing: Drawing, text: str, path: Path) -> None:
-    """As a PNG that carries its description, so that the two are never parted."""
-    packed = io.BytesIO()
-    drawing.savefig(packed, format="png", dpi=150, metadata={"Description": text})
-    with writing(path):
-        write_atomically(path, packed.getvalue())
+    """As a PNG that carries its description, so that the two are never parted.
+
+    Beside it a PDF and an SVG for papers, with their fonts in them, the same bytes every time.
+    """
+    dateless: dict[str, dict[str, str | None]] = {
+        ".png": {"Description": text},
+        ".pdf": {"Subject": text, "CreationDate": None},
+        ".svg": {"Description": text, "Date": None},
+    }
+    for suffix, metadata in dateless.items():
+        packed = io.BytesIO()
+        with matplotlib.rc_context(
+            {"pdf.fonttype": 42, "svg.fonttype": "path", "svg.hashsalt": "fewgraft"}
+        ):
+            drawing.savefig(packed, format=suffix[1:], dpi=150, metadata=metadata)
+        with writing(path):
+            write_atomically(path.with_suffix(suffix), packed.getvalue())
 
 
 def read_figures(folder: Path) -> Iterator[Figure]:
