@@ -30,7 +30,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from fewgraft.data.catalogue import open_data
 from fewgraft.episodes import EpisodeSettings, Pools, sample_episodes
@@ -43,7 +42,7 @@ from fewgraft.methods.transductive.tim import Evidence, InformationMaximisation
 from fewgraft.methods.transductive.transport import Centres
 from fewgraft.metrics import interval
 from fewgraft.progress import track
-from fewgraft.prototypes import class_sums, directions, prototypes, support_sums
+from fewgraft.prototypes import directions, members_of, prototypes, support_sums
 from fewgraft.split_features import REGULAR_CHUNK, SplitFeatures
 from fewgraft.training.recipe import load_recipe
 from fewgraft.zoo import models_folder, stage_model
@@ -181,14 +180,15 @@ class CosineTIM(InformationMaximisation):
     def fit(self, task: Task) -> NovelWeights:
         """Weights that answer by cosines."""
         features = torch.cat([task.support, task.unlabelled], 1)
-        weights = self.weights(Evidence(features, one_hot(task.labels, task.ways).to(features)))
+        members = members_of(task.labels, task.ways, features.dtype).transpose(1, 2)
+        weights = self.weights(Evidence(features, members))
         return NovelWeights(weights, self.temperature)
 
     def gradient(self, given: Evidence, weights: Tensor) -> Tensor:
         """By W, through its directions [E, N, d]."""
         unit = directions(weights)
-        logits = self.temperature * given.features @ unit.transpose(1, 2)
-        pull = self.temperature * class_sums(self.by_logits(given, logits), given.features)
+        logits = self.temperature * unit @ given.features.transpose(1, 2)
+        pull = self.temperature * self.by_logits(given, logits) @ given.features
         along = (pull * unit).sum(-1, keepdim=True) * unit
         lengths: Tensor = weights.norm(dim=-1, keepdim=True)
         return (pull - along) / lengths

@@ -38,7 +38,7 @@ FindPieces = Callable[[Method, int], LearntTensors]  # the pieces of a method fo
 def chunks(count: int, settings: EpisodeSettings, method: Method) -> list[range]:
     """Consecutive episodes, of `count` in all, that are computed together."""
     size = CHUNK if settings.kind.incremental else REGULAR_CHUNK
-    size = MOVING_CHUNK if method.moves_network else size
+    size = method.at_a_time or (MOVING_CHUNK if method.moves_network else size)
     return [range(start, min(start + size, count)) for start in range(0, count, size)]
 
 

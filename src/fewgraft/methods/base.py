@@ -152,6 +152,8 @@ class Method(ABC):
     uses_unlabelled: ClassVar[bool] = False
     moves_network: ClassVar[bool] = False
     uses_base_features: ClassVar[bool] = False
+    # How many episodes it is given together; 0: as many as is usual in the setting.
+    at_a_time: ClassVar[int] = 0
     # What its learnt pieces are called, beside the models and in recipes; "": it has none.
     pieces: ClassVar[str] = ""
     # Values that `bench tune` tries on validation episodes, by hyper-parameter. None of them may

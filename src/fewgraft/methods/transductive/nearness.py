@@ -33,16 +33,20 @@ def copies(pictures: Tensor, others: Tensor) -> Tensor:
 
 
 def not_asked(unlabelled: Tensor, queries: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """U [E, U, d] without the pictures that are queries [E, Q, d].
+    """U [E, U, d] without the pictures that are queries [E, Q, d], as `equally_many` gives it."""
+    return equally_many(unlabelled, ~copies(unlabelled, queries).any(-1))
 
-    Gives episodes [e] that have equally many left, and what they have left [e, U', d].
+
+def equally_many(pictures: Tensor, kept: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pictures [E, n, d] where they are kept [E, n]: episodes keep different numbers of them.
+
+    Gives episodes [e] that keep equally many, and what they keep [e, n', d].
     """
-    left = ~copies(unlabelled, queries).any(-1)
-    counts = left.sum(1)
-    for count in sorted(set(counts.tolist())):
+    counts = kept.sum(1)
+    for count in counts.unique().tolist():
         episodes = (counts == count).nonzero()[:, 0]
-        rest = unlabelled[episodes][left[episodes]]
-        yield episodes, rest.view(len(episodes), count, unlabelled.shape[-1])
+        rest = pictures[episodes][kept[episodes]]
+        yield episodes, rest.view(len(episodes), count, pictures.shape[-1])
 
 
 def propagated(edges: Tensor, degrees: Tensor, values: Tensor, alpha: float) -> Tensor:

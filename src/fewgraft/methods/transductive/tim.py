@@ -15,7 +15,8 @@ with n_S and n_U pictures, a = λ₀/(1+λ₂) and β = n_S/n_U,
 The marginal entropy H(mean_b p_b) is largest where all classes are used equally: the method assumes
 that U holds equally many pictures of each. Queries play no part in it but to be answered with W, so
 each is answered alone. The gradient is written out: one product of features and weights there, one
-back. There is no place for base classes in it.
+back, with pictures in the last place of what lies between, since long rows are what a processor
+likes. There is no place for base classes in it.
 """
 
 from dataclasses import dataclass
@@ -25,15 +26,9 @@ import torch
 from torch import Tensor
 
 from fewgraft.methods.base import Method, MethodSpec, NovelWeights, Queries, Search, Task
-from fewgraft.prototypes import (
-    class_sums,
-    directions,
-    join_logits,
-    members_of,
-    prototypes,
-)
+from fewgraft.prototypes import directions, join_logits, members_of, prototypes
 
-AT_A_TIME = 2_000_000  # numbers of features: they stay near the processor from step to step
+AT_A_TIME = 1_000_000  # numbers of features: they stay near the processor from step to step
 
 
 @dataclass(frozen=True)
@@ -41,17 +36,17 @@ class Evidence:
     """Support and unlabelled directions of E episodes, in one tensor."""
 
     features: Tensor  # [E, S+U, d]
-    members: Tensor  # one-hot labels of the support [E, S, N]
+    members: Tensor  # one-hot labels of the support, classes first [E, N, S]
 
     @property
     def supports(self) -> int:
         """How many come first."""
-        return self.members.shape[1]
+        return self.members.shape[2]
 
     def means(self) -> Tensor:
         """Of the support, class by class [E, N, d]."""
-        total = class_sums(self.members, self.features[:, : self.supports])
-        return total / self.members.sum(1)[..., None]
+        total = self.members @ self.features[:, : self.supports]
+        return total / self.members.sum(2, keepdim=True)
 
 
 @dataclass(frozen=True)
@@ -72,7 +67,7 @@ class InformationMaximisation(Method):
         if task.unlabelled.shape[1] == 0:
             return NovelWeights(prototypes(task.support, task.labels, task.ways), task.gamma)
         features = directions(torch.cat([task.support, task.unlabelled], 1))
-        members = members_of(task.labels, task.ways, features.dtype)
+        members = members_of(task.labels, task.ways, features.dtype).transpose(1, 2)
         some = max(1, AT_A_TIME // features[0].numel())
         parts = zip(torch.split(features, some), torch.split(members, some), strict=True)
         weights = [self.weights(Evidence(f.contiguous(), m)) for f, m in parts]
@@ -81,7 +76,7 @@ class InformationMaximisation(Method):
     def weights(self, given: Evidence) -> Tensor:
         """W [E, N, d]."""
         weights = given.means()
-        moving = torch.optim.Adam([weights], lr=self.lr)
+        moving = torch.optim.Adam([weights], lr=self.lr, fused=True)
         for _ in range(self.steps):
             weights.grad = self.gradient(given, weights)
             moving.step()
@@ -89,25 +84,27 @@ class InformationMaximisation(Method):
 
     def gradient(self, given: Evidence, weights: Tensor) -> Tensor:
         """Of each episode's loss by its W [E, N, d]."""
-        by_logits = self.by_logits(
-            given, distance_logits(given.features, weights, self.temperature)
-        )
-        pull = class_sums(by_logits, given.features)
-        return self.temperature * (pull - by_logits.sum(1)[..., None] * weights)
+        by_logits = self.by_logits(given, class_logits(given.features, weights, self.temperature))
+        pull = by_logits @ given.features
+        return self.temperature * (pull - by_logits.sum(2, keepdim=True) * weights)
 
     def by_logits(self, given: Evidence, logits: Tensor) -> Tensor:
-        """The derivative of the loss by the logits [E, S+U, N]."""
-        p = logits.softmax(-1)
-        labelled, unlabelled = p[:, : given.supports], p[:, given.supports :]
-        support = (self.w_support / given.supports) * (labelled - given.members)
-        marginal = self.w_marginal * self.slope(unlabelled.mean(1, keepdim=True))
-        by_p = (marginal - self.w_conditional * self.slope(unlabelled)) / unlabelled.shape[1]
-        inner = (unlabelled * by_p).sum(-1, keepdim=True)
-        return torch.cat([support, unlabelled * (by_p - inner)], 1)
+        """The derivative of the loss by the logits [E, N, S+U]."""
+        logs = logits.log_softmax(1)
+        n, p = given.supports, logs.exp()
+        unlabelled = p[:, :, n:]
+        used = unlabelled.mean(2, keepdim=True).clamp(min=torch.finfo(p.dtype).tiny).log()
+        slope = self.w_marginal * self.slope(used) - self.w_conditional * self.slope(logs[:, :, n:])
+        by_p = slope / unlabelled.shape[2]
+        found = torch.empty_like(p)
+        found[:, :, :n] = (self.w_support / n) * (p[:, :, :n] - given.members)
+        inner = (unlabelled * by_p).sum(1, keepdim=True)
+        torch.mul(unlabelled, by_p - inner, out=found[:, :, n:])
+        return found
 
-    def slope(self, p: Tensor) -> Tensor:
-        """−dH/dp up to a constant, which a softmax does not feel: log p for Shannon's entropy."""
-        return p.clamp(min=torch.finfo(p.dtype).tiny).log()
+    def slope(self, logs: Tensor) -> Tensor:
+        """−dH/dp by log p, up to a constant, which a softmax does not feel: Shannon's entropy."""
+        return logs
 
 
 @dataclass(frozen=True)
@@ -136,21 +133,21 @@ class AlternatingTIM(InformationMaximisation):
     def _step(self, given: Evidence, weights: Tensor) -> Tensor:
         n, each = given.supports, 1 + self.w_conditional
         labelled, unlabelled = self.w_support / each, n / (given.features.shape[1] - n)
-        logs = distance_logits(given.features, weights, self.temperature).log_softmax(-1)
-        sharp = each * logs[:, n:]
-        used = sharp.logsumexp(1, keepdim=True)
-        q = (sharp - self.w_marginal / (1 + self.w_marginal) * used).softmax(-1)
-        targets = torch.cat([labelled * given.members, unlabelled * q], 1)
+        logs = class_logits(given.features, weights, self.temperature).log_softmax(1)
+        sharp = each * logs[:, :, n:]
+        used = sharp.logsumexp(2, keepdim=True)
+        q = (sharp - self.w_marginal / (1 + self.w_marginal) * used).softmax(1)
+        targets = torch.cat([labelled * given.members, unlabelled * q], 2)
         p = logs.exp()
-        guesses = torch.cat([labelled * p[:, :n], unlabelled * p[:, n:]], 1)
-        pull = class_sums(targets - guesses, given.features)
-        return (pull + guesses.sum(1)[..., None] * weights) / targets.sum(1)[..., None]
+        guesses = torch.cat([labelled * p[:, :, :n], unlabelled * p[:, :, n:]], 2)
+        pull = (targets - guesses) @ given.features
+        return (pull + guesses.sum(2, keepdim=True) * weights) / targets.sum(2, keepdim=True)
 
 
-def distance_logits(features: Tensor, weights: Tensor, temperature: float) -> Tensor:
-    """−(τ/2)‖x − w‖² of directions x [E, n, d], less what is the same for all classes [E, n, N]."""
-    half = weights.square().sum(-1)[:, None] / 2
-    return temperature * (features @ weights.transpose(1, 2) - half)
+def class_logits(features: Tensor, weights: Tensor, temperature: float) -> Tensor:
+    """−(τ/2)‖x − w‖² of directions x [E, n, d], less what is the same for all classes [E, N, n]."""
+    half = weights.square().sum(-1, keepdim=True) / 2
+    return temperature * (weights @ features.transpose(1, 2) - half)
 
 
 @dataclass(frozen=True)
@@ -163,8 +160,8 @@ class DistanceWeights:
     def logits(self, queries: Queries) -> Tensor:
         """−(τ/2)‖x − w‖² for directions x, each query alone."""
         features = directions(queries.features)
-        found = distance_logits(features, self.weights, self.temperature) - self.temperature / 2
-        return join_logits(queries.base_logits, found)
+        found = class_logits(features, self.weights, self.temperature) - self.temperature / 2
+        return join_logits(queries.base_logits, found.transpose(1, 2))
 
 
 METHODS = (
