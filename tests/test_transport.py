@@ -24,10 +24,11 @@ from fewgraft.methods.transductive.ilpc import (
     propagator,
     regressions,
 )
+from fewgraft.methods.transductive.nearness import class_logits
 from fewgraft.methods.transductive.power import power_transform
 from fewgraft.methods.transductive.pt_map import PowerTransport
 from fewgraft.methods.transductive.spans import principal_axes
-from fewgraft.methods.transductive.tim import Evidence, GradientTIM, class_logits
+from fewgraft.methods.transductive.tim import Evidence, GradientTIM
 from fewgraft.methods.transductive.transport import Centres, equal_shares, scaled, transport_plan
 from fewgraft.prototypes import members_of
 
@@ -316,7 +317,7 @@ def test_principal_axes_are_singular_vectors(pictures: int) -> None:
 def naive_loss(method: GradientTIM | AlphaTIM, given: Evidence, weights: Tensor) -> Tensor:
     """The loss as the papers write it, summed over episodes."""
     n = given.supports
-    p = class_logits(given.features, weights, method.temperature).softmax(1).transpose(1, 2)
+    p = class_logits(given.features, weights, method.temperature / 2).softmax(1).transpose(1, 2)
     ce = -(given.members.transpose(1, 2) * p[:, :n].log()).sum(-1).mean(1)
     alpha = method.alpha if isinstance(method, AlphaTIM) else None
 

@@ -159,6 +159,9 @@ class Method(ABC):
     # Values that `bench tune` tries on validation episodes, by hyper-parameter. None of them may
     # turn the method, or a part of it, off: a search chooses how strong, not whether.
     search: ClassVar[Search] = {}
+    # Those of them that `fit` does not look at but leaves to the solution, as its `config`: `bench
+    # tune` fits once for all their values.
+    for_answers: ClassVar[tuple[str, ...]] = ()
     # All combinations, or one hyper-parameter after the other, in the order of `search`.
     search_by: ClassVar[Literal["grid", "coordinates"]] = "grid"
 

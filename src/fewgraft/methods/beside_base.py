@@ -15,7 +15,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
-import torch
 from torch import Tensor
 
 from fewgraft.methods.base import Method, MethodSpec, Queries, Search, Solution, Task
@@ -32,6 +31,7 @@ class BesideBase(Method):
     uses_unlabelled = True
     at_a_time = 300  # so that some of them have equally many pictures left
     search: ClassVar[Search] = {"scale": (0.1, 0.3, 1.0, 3.0)}
+    for_answers = ("scale",)
 
     inner: Method  # X
     scale: float = 1.0

@@ -1,4 +1,4 @@
-"""Which pictures are near each other, and which are the same one.
+"""Which pictures are near each other or a class, and which are the same one.
 
 In the transductive setting U holds the queries themselves. Nothing may rest on it, but a query that
 is a vertex of a graph already is not its own neighbour there: a copy of a query in U is that query.
@@ -20,6 +20,15 @@ def squared_distances(a: Tensor, b: Tensor) -> Tensor:
     lengths = a.square().sum(-1)[:, :, None] + b.square().sum(-1)[:, None]
     distances = lengths - 2 * a @ b.transpose(1, 2)
     return torch.where(distances > ROUNDING * lengths, distances, torch.zeros_like(distances))
+
+
+def class_logits(features: Tensor, centres: Tensor, sharpness: float) -> Tensor:
+    """−λ‖x − w‖² of x [E, n, d] and w [E, N, d], less what is the same for all w → [E, N, n].
+
+    Pictures come last, here and in what is made of it: long rows are what a processor likes.
+    """
+    half = centres.square().sum(-1, keepdim=True) / 2
+    return 2 * sharpness * (centres @ features.transpose(1, 2) - half)
 
 
 def copies(pictures: Tensor, others: Tensor) -> Tensor:

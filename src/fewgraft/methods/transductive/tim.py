@@ -15,8 +15,7 @@ with n_S and n_U pictures, a = λ₀/(1+λ₂) and β = n_S/n_U,
 The marginal entropy H(mean_b p_b) is largest where all classes are used equally: the method assumes
 that U holds equally many pictures of each. Queries play no part in it but to be answered with W, so
 each is answered alone. The gradient is written out: one product of features and weights there, one
-back, with pictures in the last place of what lies between, since long rows are what a processor
-likes. There is no place for base classes in it.
+back. There is no place for base classes in it.
 """
 
 from dataclasses import dataclass
@@ -26,8 +25,10 @@ import torch
 from torch import Tensor
 
 from fewgraft.methods.base import Method, MethodSpec, NovelWeights, Queries, Search, Task
+from fewgraft.methods.transductive.nearness import class_logits
 from fewgraft.prototypes import directions, join_logits, members_of, prototypes
 
+BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8  # of Adam
 AT_A_TIME = 1_000_000  # numbers of features: they stay near the processor from step to step
 
 
@@ -74,17 +75,22 @@ class InformationMaximisation(Method):
         return DistanceWeights(torch.cat(weights).to(features.dtype), self.temperature)
 
     def weights(self, given: Evidence) -> Tensor:
-        """W [E, N, d]."""
+        """W [E, N, d] after steps of Adam, which is written out: an optimiser is slow to call."""
         weights = given.means()
-        moving = torch.optim.Adam([weights], lr=self.lr, fused=True)
-        for _ in range(self.steps):
-            weights.grad = self.gradient(given, weights)
-            moving.step()
-        return weights.detach()
+        first, second = torch.zeros_like(weights), torch.zeros_like(weights)
+        for step in range(1, self.steps + 1):
+            gradient = self.gradient(given, weights)
+            first.lerp_(gradient, 1 - BETA_1)
+            second.mul_(BETA_2).addcmul_(gradient, gradient, value=1 - BETA_2)
+            scale = second.div(1 - BETA_2**step).sqrt_().add_(EPSILON)
+            weights.addcdiv_(first, scale, value=-self.lr / (1 - BETA_1**step))
+        return weights
 
     def gradient(self, given: Evidence, weights: Tensor) -> Tensor:
         """Of each episode's loss by its W [E, N, d]."""
-        by_logits = self.by_logits(given, class_logits(given.features, weights, self.temperature))
+        by_logits = self.by_logits(
+            given, class_logits(given.features, weights, self.temperature / 2)
+        )
         pull = by_logits @ given.features
         return self.temperature * (pull - by_logits.sum(2, keepdim=True) * weights)
 
@@ -112,6 +118,7 @@ class GradientTIM(InformationMaximisation):
     """TIM-GD."""
 
     search: ClassVar[Search] = {"w_marginal": (0.3, 1.0, 3.0), "w_conditional": (0.03, 0.1, 0.3)}
+    search_by = "coordinates"
 
 
 @dataclass(frozen=True)
@@ -119,6 +126,7 @@ class AlternatingTIM(InformationMaximisation):
     """TIM-ADM: closed forms in turn, a tenth of the time."""
 
     search: ClassVar[Search] = GradientTIM.search
+    search_by = "coordinates"
 
     steps: int = 150
 
@@ -133,7 +141,7 @@ class AlternatingTIM(InformationMaximisation):
     def _step(self, given: Evidence, weights: Tensor) -> Tensor:
         n, each = given.supports, 1 + self.w_conditional
         labelled, unlabelled = self.w_support / each, n / (given.features.shape[1] - n)
-        logs = class_logits(given.features, weights, self.temperature).log_softmax(1)
+        logs = class_logits(given.features, weights, self.temperature / 2).log_softmax(1)
         sharp = each * logs[:, :, n:]
         used = sharp.logsumexp(2, keepdim=True)
         q = (sharp - self.w_marginal / (1 + self.w_marginal) * used).softmax(1)
@@ -142,12 +150,6 @@ class AlternatingTIM(InformationMaximisation):
         guesses = torch.cat([labelled * p[:, :, :n], unlabelled * p[:, :, n:]], 2)
         pull = (targets - guesses) @ given.features
         return (pull + guesses.sum(2, keepdim=True) * weights) / targets.sum(2, keepdim=True)
-
-
-def class_logits(features: Tensor, weights: Tensor, temperature: float) -> Tensor:
-    """−(τ/2)‖x − w‖² of directions x [E, n, d], less what is the same for all classes [E, N, n]."""
-    half = weights.square().sum(-1, keepdim=True) / 2
-    return temperature * (weights @ features.transpose(1, 2) - half)
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,7 @@ class DistanceWeights:
     def logits(self, queries: Queries) -> Tensor:
         """−(τ/2)‖x − w‖² for directions x, each query alone."""
         features = directions(queries.features)
-        found = class_logits(features, self.weights, self.temperature) - self.temperature / 2
+        found = class_logits(features, self.weights, self.temperature / 2) - self.temperature / 2
         return join_logits(queries.base_logits, found.transpose(1, 2))
 
 
