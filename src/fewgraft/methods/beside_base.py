@@ -102,6 +102,8 @@ def beside_base(specs: Iterable[MethodSpec]) -> list[MethodSpec]:
             spec.stage,
             RANK + spec.rank,
             regular=False,
+            balanced=spec.balanced,
+            remark=spec.remark,
         )
         for spec in specs
         if spec.method.uses_unlabelled and not spec.joint
