@@ -842,3 +842,12 @@ def test_a_remark_on_a_method_is_a_footnote(add: Add, results: Results) -> None:
     table = build(results)
     assert set(lines(table)) == {"Imprint", "LCwoF (heads) †"}
     assert "; † LCwoF (heads) sees one stored picture per base class" in table.note
+
+
+def test_methods_that_assume_balance_are_marked(add: Add, results: Results) -> None:
+    add("soft-k-means", flat(50), "semi-fsl")
+    assert "‡" not in build(results, "regular").note
+    add("pt-map", flat(51), "semi-fsl")
+    table = build(results, "regular")
+    assert set(lines(table)) == {"Soft k-means", "PT-MAP ‡"}
+    assert "; ‡ assumes equally many unlabelled pictures of each class" in table.note

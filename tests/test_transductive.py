@@ -283,8 +283,8 @@ def test_offsets_of_ici_against_the_group_lasso_of_scikit_learn() -> None:
 
 
 def test_labels_that_the_components_explain_need_no_offset() -> None:
-    labels = members_of(torch.arange(12).remainder(3)[None], 3, torch.float64)
-    components = directions(labels.transpose(1, 2)).transpose(1, 2)
+    labels = members_of(torch.arange(12).remainder(3)[None], 3, torch.float64).transpose(1, 2)
+    components = directions(labels)
     _, lengths = huber(components, labels, torch.tensor([0.1]).double(), labels.new_zeros(1, 3, 3))
     assert lengths.max() < 1e-6
 

@@ -24,10 +24,11 @@ from fewgraft.methods.transductive.ilpc import (
     propagator,
     regressions,
 )
+from fewgraft.methods.transductive.nearness import class_logits
 from fewgraft.methods.transductive.power import power_transform
 from fewgraft.methods.transductive.pt_map import PowerTransport
 from fewgraft.methods.transductive.spans import principal_axes
-from fewgraft.methods.transductive.tim import Evidence, GradientTIM, distance_logits
+from fewgraft.methods.transductive.tim import Evidence, GradientTIM
 from fewgraft.methods.transductive.transport import Centres, equal_shares, scaled, transport_plan
 from fewgraft.prototypes import members_of
 
@@ -316,8 +317,8 @@ def test_principal_axes_are_singular_vectors(pictures: int) -> None:
 def naive_loss(method: GradientTIM | AlphaTIM, given: Evidence, weights: Tensor) -> Tensor:
     """The loss as the papers write it, summed over episodes."""
     n = given.supports
-    p = distance_logits(given.features, weights, method.temperature).softmax(-1)
-    ce = -(given.members * p[:, :n].log()).sum(-1).mean(1)
+    p = class_logits(given.features, weights, method.temperature / 2).softmax(1).transpose(1, 2)
+    ce = -(given.members.transpose(1, 2) * p[:, :n].log()).sum(-1).mean(1)
     alpha = method.alpha if isinstance(method, AlphaTIM) else None
 
     def entropy(q: Tensor) -> Tensor:
@@ -334,7 +335,8 @@ def naive_loss(method: GradientTIM | AlphaTIM, given: Evidence, weights: Tensor)
 def test_the_gradient_is_that_of_the_loss(method: GradientTIM | AlphaTIM) -> None:
     given = task()
     features = torch.cat([given.support, given.unlabelled], 1).double()
-    evidence = Evidence(features, members_of(given.labels, WAYS, torch.float64))
+    members = members_of(given.labels, WAYS, torch.float64).transpose(1, 2)
+    evidence = Evidence(features, members)
     weights = made(8, EPISODES, WAYS, WIDTH).requires_grad_()
     [expected] = torch.autograd.grad(naive_loss(method, evidence, weights), weights)
     torch.testing.assert_close(method.gradient(evidence, weights.detach()), expected)

@@ -6,6 +6,7 @@ python tools/write_methods.py
 import importlib
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 from fewgraft.bench.runner import makes_sense
@@ -28,9 +29,22 @@ One file per paper; `fewgraft bench methods` lists the names. A file of your own
 
 *Learns* is what moves: before any task (pieces, `fewgraft train RECIPE --only NAME`), or in every
 task. *Assumes* is what a method takes for granted of the unlabelled set, or sees beyond the others.
+*Cost* is what an episode takes with the registered hyper-parameters, on features unless it says
+otherwise; every row of `fewgraft bench run` has its seconds.
 A method of novel classes alone that uses U also has a row in the joint settings, `+NAME`, titled
 "Meta-Inc-Baseline + …": [beside_base.py](../src/fewgraft/methods/beside_base.py) says how.
 """
+COLUMNS = ("method", "paper", "year", "settings", "learns", "assumes", "cost", "file")
+# How often something is done in an episode, by the name of the hyper-parameter that says so.
+COUNTED = {
+    "refinement_steps": "refinement steps: {}",
+    "steps": "steps: {}",
+    "rounds": "rounds: {}",
+    "starts": "starts of k-means: {}",
+    "per_round": "rounds until U is used up, pictures of a class in each: {}",
+    "moved": "rounds until U is used up, pictures of a class in each: {}",
+}
+COSTS = {"attractor": "logistic regression"}  # where no hyper-parameter says it
 CHAPTERS = {
     "Base and novel classes, no unlabelled set": (True, False),
     "Base and novel classes, with an unlabelled set": (True, True),
@@ -49,9 +63,7 @@ def _chapters() -> Iterator[str]:
         chosen = [spec for spec in methods().values() if _kind(spec) == kind]
         lines = [_line(spec) for spec in chosen if not isinstance(spec.method, BesideBase)]
         if lines:
-            head = (
-                "| method | paper | settings | learns | assumes | file |\n|---|---|---|---|---|---|"
-            )
+            head = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
             yield "\n".join([f"## {title}\n", head, *lines, ""])
 
 
@@ -65,24 +77,26 @@ def _line(spec: MethodSpec) -> str:
     settings = ", ".join(name for name in SETTINGS if makes_sense(spec, name))
     cells = [
         f"{spec.title}<br>`{spec.name}`",
-        _paper(spec, " ".join((module.__doc__ or "").split())),
+        *_paper(spec, " ".join((module.__doc__ or "").split())),
         settings,
         _learns(spec),
         _assumes(spec),
+        _cost(spec),
         f"[{path.name}](../{path.as_posix()})",
     ]
     return f"| {' | '.join(cells)} |"
 
 
-def _paper(spec: MethodSpec, docstring: str) -> str:
+def _paper(spec: MethodSpec, docstring: str) -> tuple[str, str]:
+    """What is cited, and its year."""
     if "(ours)" in spec.title:
-        return "this project"
+        return "this project", "–"
     if spec.stage == "algorithm-2":  # which is the paper's, whatever runs on its features
-        return "the S²I-FSL paper, BMVC 2021"
+        return "the S²I-FSL paper, BMVC", "2021"
     cited = CITED.search(docstring)
     assert cited, f"{spec.name} cites no paper"
     authors, title, venue, year = cited.groups()
-    return f'{authors}, "{title}", {venue} {year}'
+    return f'{authors}, "{title}", {venue}', year
 
 
 def _learns(spec: MethodSpec) -> str:
@@ -94,6 +108,12 @@ def _learns(spec: MethodSpec) -> str:
 def _assumes(spec: MethodSpec) -> str:
     balanced = ["as many unlabelled pictures of each class"] if spec.balanced else []
     return "; ".join([*balanced, *([spec.remark] if spec.remark else [])]) or "–"
+
+
+def _cost(spec: MethodSpec) -> str:
+    given = {f.name: getattr(spec.method, f.name) for f in fields(spec.method)}  # type: ignore[arg-type]
+    counts = [text.format(given[name]) for name, text in COUNTED.items() if name in given]
+    return ", ".join(counts) or COSTS.get(spec.name, "closed form")
 
 
 if __name__ == "__main__":

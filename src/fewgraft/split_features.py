@@ -6,9 +6,10 @@ This is the one way through, for the benchmark, for validation in training and f
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,7 +39,7 @@ FindPieces = Callable[[Method, int], LearntTensors]  # the pieces of a method fo
 def chunks(count: int, settings: EpisodeSettings, method: Method) -> list[range]:
     """Consecutive episodes, of `count` in all, that are computed together."""
     size = CHUNK if settings.kind.incremental else REGULAR_CHUNK
-    size = MOVING_CHUNK if method.moves_network else size
+    size = method.at_a_time or (MOVING_CHUNK if method.moves_network else size)
     return [range(start, min(start + size, count)) for start in range(0, count, size)]
 
 
@@ -147,6 +148,18 @@ class EpisodeFeatures:
         """What a method answers in some of the episodes [e, Q, N_b+N]."""
         task = self.task(episodes, rows, method)
         return method.fit(task).logits(self.queries(episodes, rows, task))
+
+    @torch.no_grad()
+    def scores_of_each(
+        self, methods: Sequence[Method], episodes: Episodes, labels: QueryLabels, some: range
+    ) -> list[Scores]:
+        """Scores of methods that learn the same and answer differently, in consecutive episodes."""
+        rows = slice(some.start, some.stop)
+        task = self.task(episodes, rows, methods[0])
+        queries = self.queries(episodes, rows, task)
+        fitted: Any = methods[0].fit(task)
+        answers = (dataclasses.replace(fitted, config=method).logits(queries) for method in methods)
+        return [score(a.cpu(), labels.query_labels[rows], episodes.n_base) for a in answers]
 
     def scores(
         self, method: Method, episodes: Episodes, labels: QueryLabels, some: range | None = None

@@ -159,6 +159,11 @@ class Bench:
         """Scores of consecutive episodes."""
         return self.split_features(job).scores(job.configured, *self.episodes(job), chunk)
 
+    def chunk_of_each(self, jobs: Sequence[Job], chunk: range) -> list[Scores]:
+        """The same for jobs whose methods learn the same and answer differently."""
+        methods = [job.configured for job in jobs]
+        return self.split_features(jobs[0]).scores_of_each(methods, *self.episodes(jobs[0]), chunk)
+
     def logits(self, job: Job, rows: slice) -> torch.Tensor:
         """[e, Q, N_b+N] of some episodes."""
         return self.split_features(job).logits(job.configured, self.episodes(job)[0], rows)

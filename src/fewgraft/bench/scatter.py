@@ -4,15 +4,24 @@ Many methods make novel classes easier to tell from one another (n/n). Whether t
 classifier is another question: Acc falls where base pictures are taken for novel ones.
 """
 
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 
 from fewgraft.bench.results import Row
 from fewgraft.errors import FewgraftError
 
 BASELINE = ("meta-inc-baseline", "incremental")
+# Where a name may be: points of distance from its own point, and angles, to the right first.
+DISTANCES = (6, 16, 28, 42, 58, 76, 96)
+TURNS = tuple(math.radians(turn) for turn in (0, 180, 30, -30, 150, -150, 60, -60, 120, -120))
 BETTER, WORSE, REFERENCE = "#0072b2", "#d55e00", "#000000"
 
 
@@ -57,19 +66,69 @@ class Scatter:
 
 def draw_scatter(scatter: Scatter) -> Figure:
     """n/n to the right, Acc upwards, both as gains over the baseline."""
-    figure = Figure(figsize=(8.5, 6.0), layout="constrained")
+    figure = Figure(figsize=(8.5, 6.5), layout="constrained")
     axes = figure.subplots()
     axes.axhline(0, color=REFERENCE, linewidth=0.8)
     axes.axvline(0, color=REFERENCE, linewidth=0.8)
-    for row in sorted(scatter.rows, key=lambda row: -scatter.gains(row)[1]):
-        novel, joint = scatter.gains(row)
-        colour = BETTER if joint > 0 else WORSE
-        axes.plot(novel, joint, marker="o", color=colour, linestyle="none")
-        axes.annotate(
-            row.method, (novel, joint), (5, 3), textcoords="offset points", fontsize=8, color=colour
-        )
+    points = [
+        Point(row.method, *gains, BETTER if gains[1] > 0 else WORSE)
+        for row in scatter.rows
+        for gains in [scatter.gains(row)]
+    ]
+    for point in points:
+        axes.plot(point.x, point.y, marker="o", markersize=4, color=point.colour, linestyle="none")
     axes.set_xlabel(f"n/n, gain over {scatter.baseline.title}, percentage points")
     axes.set_ylabel(f"Acc, gain over {scatter.baseline.title}, percentage points")
-    axes.margins(x=0.15)
+    axes.margins(0.15)
     axes.spines[["top", "right"]].set_visible(False)
+    label_points(axes, points)
     return figure
+
+
+@dataclass(frozen=True)
+class Point:
+    """A method and what it gains."""
+
+    name: str
+    x: float
+    y: float
+    colour: str
+
+
+def label_points(axes: Axes, points: Sequence[Point]) -> None:
+    """Names beside points, where no other name or point is; a line leads to a name further away."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw_without_rendering()  # so that places in the figure are known
+    places = [axes.transData.transform((point.x, point.y)) for point in points]
+    taken = [Bbox.from_bounds(x - 3, y - 3, 6, 6) for x, y in places]
+    x, y = axes.transData.transform((0, 0))
+    taken += [
+        Bbox.from_extents(x, axes.bbox.y0, x + 1, axes.bbox.y1),  # the lines of no gain
+        Bbox.from_extents(axes.bbox.x0, y, axes.bbox.x1, y + 1),
+    ]
+    for point in sorted(points, key=lambda point: (-point.y, point.x)):
+        for distance, turn in itertools.product(DISTANCES, TURNS):
+            across, up = distance * math.cos(turn), distance * math.sin(turn)
+            label = axes.annotate(
+                point.name,
+                (point.x, point.y),
+                (across, up),
+                textcoords="offset points",
+                fontsize=8,
+                color=point.colour,
+                horizontalalignment="left" if across > -1 else "right",
+                verticalalignment="center",
+                arrowprops={"arrowstyle": "-", "linewidth": 0.4, "color": point.colour}
+                if distance > DISTANCES[0]
+                else None,
+            )
+            label.set_in_layout(False)
+            label.update_positions(renderer)
+            box = Text.get_window_extent(label, renderer)  # without the line
+            inside = axes.bbox.x0 < box.x0 and box.x1 < axes.bbox.x1 and axes.bbox.y0 < box.y0
+            if inside and not box.count_overlaps(taken):
+                taken.append(box)
+                break
+            label.remove()

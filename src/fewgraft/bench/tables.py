@@ -21,7 +21,7 @@ from fewgraft.methods import methods
 from fewgraft.metrics import METRICS, NAMES, Interval, Scores, interval, join_scores, paired
 
 MISSING = "–"
-DAGGER = "†"
+DAGGER, BALANCED = "†", "‡"
 BASELINE = ("meta-inc-baseline", "incremental")
 MAIN = {
     "incremental": "Incremental FSL (inductive)",
@@ -369,9 +369,15 @@ def title_of(method: str, rows: Iterable[Row] = ()) -> str:
 
 
 def _marked_title(method: str, rows: Iterable[Row]) -> str:
-    """The same, with a dagger where a footnote has a remark."""
-    title = title_of(method, rows)
-    return f"{title} {DAGGER}" if _remark_of(method) else title
+    """The same, with a dagger where a footnote has a remark, and two where balance is assumed."""
+    marks = [DAGGER] if _remark_of(method) else []
+    marks += [BALANCED] if _assumes_balance(method) else []
+    return " ".join([title_of(method, rows), *marks])
+
+
+def _assumes_balance(method: str) -> bool:
+    spec = methods().get(method)
+    return spec is not None and spec.balanced
 
 
 def _remark_of(method: str) -> str:
@@ -380,13 +386,16 @@ def _remark_of(method: str) -> str:
 
 
 def _remarks(rows: Sequence[Row]) -> str:
-    """What must be known of methods with a dagger."""
+    """What must be known of methods with daggers."""
     known = dict.fromkeys(row.method for row in rows)
-    return "; ".join(
+    remarks = [
         f"{DAGGER} {title_of(method)} {_remark_of(method)}"
         for method in known
         if _remark_of(method)
-    )
+    ]
+    if any(map(_assumes_balance, known)):
+        remarks.append(f"{BALANCED} assumes equally many unlabelled pictures of each class")
+    return "; ".join(remarks)
 
 
 def _named_lines(chosen: ChosenRows, setting: str) -> list[_Line]:

@@ -48,12 +48,14 @@ class Tuned:
     @property
     def toml(self) -> str:
         """The entry for a recipe."""
-        pairs = ", ".join(
-            f"{name} = {json.dumps(value)}" for name, value in self.best.hyper.items()
-        )
-        return (
-            f'[[evaluation]]\nmethod = "{self.method}"\nshots = {self.shots}\nhyper = {{ {pairs} }}'
-        )
+        hyper = _toml(self.best.hyper)
+        return f'[[evaluation]]\nmethod = "{self.method}"\nshots = {self.shots}\nhyper = {hyper}'
+
+
+def _toml(value: Any) -> str:
+    if not isinstance(value, dict):
+        return json.dumps(value)
+    return f"{{ {', '.join(f'{name} = {_toml(inner)}' for name, inner in value.items())} }}"
 
 
 def combinations(method: Method) -> list[dict[str, Any]]:
@@ -91,17 +93,30 @@ def _best(
     fixed = {key: value for key, value in chosen.items() if key not in spec.method.search}
     settings = EpisodeSettings.paper(own_setting(spec), shots, split="val", seed=SEED)
 
-    def scores(hyper: dict[str, Any]) -> Scores:
-        job = Job(recipe.name, recipe.data, name, hyper, settings, episodes, models)
-        return join_scores(bench.chunk(job, chunk) for chunk in job.chunks)
+    def scores(hypers: Sequence[dict[str, Any]]) -> list[Scores]:
+        """Of hyper-parameters that `fit` cannot tell apart."""
+        jobs = [
+            Job(recipe.name, recipe.data, name, hyper, settings, episodes, models)
+            for hyper in hypers
+        ]
+        chunks = jobs[0].chunks
+        if len(jobs) == 1:
+            return [join_scores(bench.chunk(jobs[0], chunk) for chunk in chunks)]
+        parts = [bench.chunk_of_each(jobs, chunk) for chunk in chunks]
+        return [join_scores(part) for part in zip(*parts, strict=True)]
 
     made: dict[str, Candidate] = {}
 
     def evaluate(choices: Iterable[dict[str, Any]]) -> list[Candidate]:
         wanted = {json.dumps(hyper): hyper | fixed for hyper in choices}
-        new = [key for key in wanted if key not in made]
-        for key in track(new, f"{name}, {shots}-shot", len(new)):
-            made[key] = Candidate(wanted[key], scores(wanted[key]))
+        alike: dict[str, list[str]] = {}  # keys of candidates by what `fit` sees of them
+        for key, hyper in wanted.items():
+            seen = {k: v for k, v in hyper.items() if k not in spec.method.for_answers}
+            if key not in made:
+                alike.setdefault(json.dumps(seen), []).append(key)
+        for keys in track(alike.values(), f"{name}, {shots}-shot", len(alike)):
+            found = scores([wanted[key] for key in keys])
+            made.update({k: Candidate(wanted[k], s) for k, s in zip(keys, found, strict=True)})
         return [made[key] for key in wanted]
 
     best, candidates = SEARCHES[spec.method.search_by](spec.method, evaluate), tuple(made.values())

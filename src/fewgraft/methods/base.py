@@ -152,11 +152,16 @@ class Method(ABC):
     uses_unlabelled: ClassVar[bool] = False
     moves_network: ClassVar[bool] = False
     uses_base_features: ClassVar[bool] = False
+    # How many episodes it is given together; 0: as many as is usual in the setting.
+    at_a_time: ClassVar[int] = 0
     # What its learnt pieces are called, beside the models and in recipes; "": it has none.
     pieces: ClassVar[str] = ""
     # Values that `bench tune` tries on validation episodes, by hyper-parameter. None of them may
     # turn the method, or a part of it, off: a search chooses how strong, not whether.
     search: ClassVar[Search] = {}
+    # Those of them that `fit` does not look at but leaves to the solution, as its `config`: `bench
+    # tune` fits once for all their values.
+    for_answers: ClassVar[tuple[str, ...]] = ()
     # All combinations, or one hyper-parameter after the other, in the order of `search`.
     search_by: ClassVar[Literal["grid", "coordinates"]] = "grid"
 

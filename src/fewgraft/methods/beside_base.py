@@ -15,10 +15,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
-import torch
 from torch import Tensor
 
 from fewgraft.methods.base import Method, MethodSpec, Queries, Search, Solution, Task
+from fewgraft.methods.transductive.nearness import equally_many
 from fewgraft.prototypes import direction_logits, join_logits, prototypes
 
 RANK = 30  # in tables: below the methods themselves
@@ -29,7 +29,9 @@ class BesideBase(Method):
     """X on what the joint classifier does not call base."""
 
     uses_unlabelled = True
+    at_a_time = 300  # so that some of them have equally many pictures left
     search: ClassVar[Search] = {"scale": (0.1, 0.3, 1.0, 3.0)}
+    for_answers = ("scale",)
 
     inner: Method  # X
     scale: float = 1.0
@@ -45,28 +47,27 @@ class BesideBase(Method):
         return replace(super().changed(**changes), inner=inner)
 
     def fit(self, task: Task) -> "AnswersBeside":
-        """Episodes one by one: each leaves another number of pictures in U."""
+        """X learns from all episodes at once that have equally many pictures left in U."""
         novel = prototypes(task.support, task.labels, task.ways)
         best = direction_logits(task.unlabelled, novel, task.gamma).amax(-1)
         left = best > task.base_unlabelled.amax(-1)  # [E, U]
         parts = [
-            self.inner.fit(_novel_alone(task, episode, kept)) for episode, kept in enumerate(left)
+            (episodes, self.inner.fit(_novel_alone(task, episodes, rest)))
+            for episodes, rest in equally_many(task.unlabelled, left)
         ]
         return AnswersBeside(novel, parts, task.gamma, self)
 
 
-def _novel_alone(task: Task, episode: int, kept: Tensor) -> Task:
-    """One episode without base classes and without what U shows of them; kept [U]."""
-    one = slice(episode, episode + 1)
-    unlabelled = task.unlabelled[one, kept]
+def _novel_alone(task: Task, episodes: Tensor, unlabelled: Tensor) -> Task:
+    """Some episodes [e] without base classes and without what U shows of them [e, U', d]."""
     return replace(
         task,
-        support=task.support[one],
-        labels=task.labels[one],
+        support=task.support[episodes],
+        labels=task.labels[episodes],
         unlabelled=unlabelled,
         base_unlabelled=unlabelled.new_empty(*unlabelled.shape[:2], 0),
         weights=task.weights[:0],
-        numbers=task.numbers[one],
+        numbers=task.numbers[episodes.cpu()],
     )
 
 
@@ -75,19 +76,18 @@ class AnswersBeside:
     """Who is novel by the joint classifier, and which novel class by X."""
 
     novel: Tensor  # [E, N, d]
-    parts: list[Solution]  # of each episode
+    parts: list[tuple[Tensor, Solution]]  # episodes [e], and what X learnt of them
     gamma: float
     config: BesideBase
 
     def logits(self, queries: Queries) -> Tensor:
         """[E, Q, N_b+N], base classes first."""
         features = queries.features
-        none = features.new_empty(1, features.shape[1], 0)
-        found = [
-            part.logits(Queries(features[episode : episode + 1], none))
-            for episode, part in enumerate(self.parts)
-        ]
-        shares = (self.config.scale * torch.cat(found)).log_softmax(-1)
+        found = features.new_empty(*features.shape[:2], self.novel.shape[1])
+        for episodes, solution in self.parts:
+            none = features.new_empty(len(episodes), features.shape[1], 0)
+            found[episodes] = solution.logits(Queries(features[episodes], none))
+        shares = (self.config.scale * found).log_softmax(-1)
         evidence = direction_logits(features, self.novel, self.gamma).logsumexp(-1, keepdim=True)
         return join_logits(queries.base_logits, evidence + shares)
 
@@ -102,6 +102,8 @@ def beside_base(specs: Iterable[MethodSpec]) -> list[MethodSpec]:
             spec.stage,
             RANK + spec.rank,
             regular=False,
+            balanced=spec.balanced,
+            remark=spec.remark,
         )
         for spec in specs
         if spec.method.uses_unlabelled and not spec.joint

@@ -35,11 +35,11 @@ class AlphaTIM(InformationMaximisation):
         few = task.support.shape[1] < FEW_SHOTS * task.ways
         return replace(self, alpha=ALPHA_OF_FEW if few else ALPHA_OF_MORE).fit(task)
 
-    def slope(self, p: Tensor) -> Tensor:
-        """−dH_α/dp = α p^(α−1) / (α − 1)."""
+    def slope(self, logs: Tensor) -> Tensor:
+        """−dH_α/dp = α p^(α−1) / (α − 1), by log p."""
         if self.alpha is None or self.alpha == 1:
-            return super().slope(p)
-        return self.alpha / (self.alpha - 1) * p ** (self.alpha - 1)
+            return super().slope(logs)
+        return self.alpha / (self.alpha - 1) * ((self.alpha - 1) * logs).exp()
 
 
 METHODS = (MethodSpec("alpha-tim", "α-TIM", AlphaTIM(), "algorithm-1", rank=23, joint=False),)

@@ -44,6 +44,7 @@ class VariationalMixture(Method):
         "temperature": (4.0, 10.0, 25.0, 50.0),
         "start_temperature": (10.0, 25.0),
     }
+    search_by = "coordinates"
 
     rounds: int = 5
     temperature: float = 4.0  # τ

@@ -37,6 +37,7 @@ class EmbeddingPropagation(Method):
 
     uses_unlabelled = True
     search: ClassVar[Search] = {"embedding_alpha": (0.3, 0.5, 0.7), "label_alpha": (0.2, 0.5, 0.8)}
+    search_by = "coordinates"
 
     embedding_alpha: float = 0.5
     label_alpha: float = 0.2

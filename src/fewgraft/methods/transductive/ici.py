@@ -42,6 +42,7 @@ class InstanceCredibility(Method):
 
     uses_unlabelled = True
     search: ClassVar[Search] = {"strength": (1.0, 10.0, 100.0), "per_round": (5, 10)}
+    search_by = "coordinates"
 
     strength: float = 10.0  # C of the logistic regression
     per_round: int = 5  # pictures of each class
@@ -116,15 +117,18 @@ def credibility(components: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """At which α, counted from the smallest, an offset is 0 first [E, n], and ‖r‖/nα there [E, n].
 
     The shorter the residual r, the less an offset is needed. Components Z [E, n, k], labels Y
-    [E, n, N] one-hot.
+    [E, n, N] one-hot. Pictures come last in what is computed: long rows are what a processor likes.
     """
-    slopes = components.transpose(1, 2) @ labels  # least squares: Z is orthonormal
-    largest = (labels - components @ slopes).norm(dim=-1).amax(-1)  # nα where all offsets are 0
+    z, y = (x.transpose(1, 2).contiguous() for x in (components, labels))
+    slopes = y @ components  # least squares: Z is orthonormal
+    largest = (y - slopes @ z).norm(dim=1).amax(-1)  # nα where all offsets are 0
     shares = [SMALLEST ** (place / (ALPHAS - 1)) for place in range(ALPHAS)]
     since = torch.full(labels.shape[:2], ALPHAS, device=labels.device)
     relative = labels.new_zeros(labels.shape[:2])
+    before = slopes
     for place, share in enumerate(shares):
-        slopes, lengths = huber(components, labels, largest * share, slopes)
+        ahead = 2 * slopes - before  # as slopes moved from the α before
+        before, (slopes, lengths) = slopes, huber(z, y, largest * share, ahead)
         lengths = lengths / (largest * share)[:, None].clamp(min=1e-300)
         zero = lengths <= 1 + ROUNDING
         since = torch.where(zero, ALPHAS - 1 - place, since)
@@ -132,25 +136,24 @@ def credibility(components: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return since, relative
 
 
-def huber(
-    components: Tensor, labels: Tensor, threshold: Tensor, slopes: Tensor
-) -> tuple[Tensor, Tensor]:
-    """β [E, k, N] at thresholds nα [E], starting with `slopes`, and lengths of residuals [E, n].
+def huber(z: Tensor, y: Tensor, threshold: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor]:
+    """βᵀ [E, N, k] at thresholds nα [E], starting with `slopes`, and lengths of residuals [E, n].
 
-    Weighted least squares, again and again; an episode that has converged stays as it is.
+    Weighted least squares of y [E, N, n] by z [E, k, n], again and again; an episode that has
+    converged stays as it is.
     """
-    ridge = TINY * torch.eye(components.shape[-1], dtype=labels.dtype, device=labels.device)
-    moving = torch.ones(len(labels), 1, 1, dtype=torch.bool, device=labels.device)
-    lengths = (labels - components @ slopes).norm(dim=-1)
+    ridge = TINY * torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
+    slopes, lengths = slopes.clone(), (y - slopes @ z).norm(dim=1)
+    e = torch.arange(len(y), device=y.device)  # episodes that move
     for _ in range(MOST_STEPS):
-        weights = (threshold[:, None] / lengths.clamp(min=TINY)).clamp(max=1.0)
-        weighted = components.transpose(1, 2) * weights[:, None]  # [E, k, n]
-        found = torch.linalg.solve(weighted @ components + ridge, weighted @ labels)
-        change = (found - slopes).abs().amax((1, 2), keepdim=True)
-        slopes = torch.where(moving, found, slopes)
-        lengths = (labels - components @ slopes).norm(dim=-1)
-        moving = moving & (change >= TOLERANCE)
-        if not moving.any():
+        z_e, y_e = z[e], y[e]
+        weighted = z_e * (threshold[e, None] / lengths[e].clamp(min=TINY)).clamp(max=1.0)[:, None]
+        moments = weighted @ z_e.transpose(1, 2) + ridge
+        found = torch.linalg.solve(moments, weighted @ y_e.transpose(1, 2)).transpose(1, 2)
+        change = (found - slopes[e]).abs().amax((1, 2))
+        slopes[e], lengths[e] = found, (y_e - found @ z_e).norm(dim=1)
+        e = e[change >= TOLERANCE]
+        if not len(e):
             break
     return slopes, lengths
 

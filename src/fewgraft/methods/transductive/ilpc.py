@@ -50,6 +50,7 @@ class LabelCleaning(Method):
 
     uses_unlabelled = True
     search: ClassVar[Search] = {"neighbours": (8, 15, 25), "power": (0.5, 0.7)}
+    search_by = "coordinates"
 
     neighbours: int = 15  # k
     alpha: float = 0.8
@@ -243,18 +244,19 @@ def mean_losses(features: Tensor, members: Tensor, targets: Tensor, used: Tensor
     and learns the targets [E, n, N] of the pictures in `used` [E, n].
     """
     weights = directions(class_sums(members, features))
-    logits = (features @ weights.transpose(1, 2)).float()
+    logits = (weights @ features.transpose(1, 2)).float()  # [E, N, n]
     products = (features @ features.transpose(1, 2) + 1).float()  # the 1 is the bias's
-    share = (used / used.sum(1, keepdim=True)).float()[..., None]
+    share = (used / used.sum(1, keepdim=True)).float()[:, None]
+    targets = targets.transpose(1, 2)
     wanted = share * targets.float()
     speed, total = torch.zeros_like(logits), torch.zeros_like(logits)
     for _ in range(STEPS):
-        logs = logits.log_softmax(-1)
+        logs = logits.log_softmax(1)
         total += logs
         pull = logs.exp_().mul_(share).sub_(wanted)
-        speed.mul_(MOMENTUM).add_(logits, alpha=DECAY).baddbmm_(products, pull)
+        speed.mul_(MOMENTUM).add_(logits, alpha=DECAY).baddbmm_(pull, products)
         logits.sub_(speed, alpha=LR)
-    return -(total * targets).sum(-1) / STEPS
+    return -(total * targets).sum(1) / STEPS
 
 
 def regressions(
@@ -270,7 +272,7 @@ def _regression(features: Tensor, labels: Tensor, ways: int, strength: float) ->
     if ways == 1:
         return np.zeros((1, features.shape[1])), np.zeros(1)
     model = LogisticRegression(C=strength, max_iter=1000)
-    model.fit(features.float().numpy(force=True), labels.numpy(force=True))
+    model.fit(features.numpy(force=True), labels.numpy(force=True))
     weights, biases = model.coef_, model.intercept_
     if ways == 2:  # one row, for the second class against the first
         weights, biases = np.vstack([0 * weights, weights]), np.append(0.0, biases)

@@ -36,7 +36,7 @@ class LaplacianShot(Method):
 
     uses_unlabelled = True
     uses_base_features = True
-    search: ClassVar[Search] = {"strength": (0.1, 0.3, 0.5, 0.7, 0.8, 1.0, 1.2, 1.5)}
+    search: ClassVar[Search] = {"strength": (0.1, 0.3, 0.7, 1.0, 1.5)}
 
     strength: float = 0.7  # λ
     neighbours: int = 2  # the paper's k = 3 counts the picture itself

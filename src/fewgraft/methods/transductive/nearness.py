@@ -1,4 +1,4 @@
-"""Which pictures are near each other, and which are the same one.
+"""Which pictures are near each other or a class, and which are the same one.
 
 In the transductive setting U holds the queries themselves. Nothing may rest on it, but a query that
 is a vertex of a graph already is not its own neighbour there: a copy of a query in U is that query.
@@ -22,6 +22,15 @@ def squared_distances(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(distances > ROUNDING * lengths, distances, torch.zeros_like(distances))
 
 
+def class_logits(features: Tensor, centres: Tensor, sharpness: float) -> Tensor:
+    """−λ‖x − w‖² of x [E, n, d] and w [E, N, d], less what is the same for all w → [E, N, n].
+
+    Pictures come last, here and in what is made of it: long rows are what a processor likes.
+    """
+    half = centres.square().sum(-1, keepdim=True) / 2
+    return 2 * sharpness * (centres @ features.transpose(1, 2) - half)
+
+
 def copies(pictures: Tensor, others: Tensor) -> Tensor:
     """Where each picture [E, n, d] itself is among others [E, m, d], once at most → [E, n, m]."""
     found = pictures.new_zeros(*pictures.shape[:2], others.shape[1], dtype=torch.bool)
@@ -33,16 +42,20 @@ def copies(pictures: Tensor, others: Tensor) -> Tensor:
 
 
 def not_asked(unlabelled: Tensor, queries: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """U [E, U, d] without the pictures that are queries [E, Q, d].
+    """U [E, U, d] without the pictures that are queries [E, Q, d], as `equally_many` gives it."""
+    return equally_many(unlabelled, ~copies(unlabelled, queries).any(-1))
 
-    Gives episodes [e] that have equally many left, and what they have left [e, U', d].
+
+def equally_many(pictures: Tensor, kept: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pictures [E, n, d] where they are kept [E, n]: episodes keep different numbers of them.
+
+    Gives episodes [e] that keep equally many, and what they keep [e, n', d].
     """
-    left = ~copies(unlabelled, queries).any(-1)
-    counts = left.sum(1)
-    for count in sorted(set(counts.tolist())):
+    counts = kept.sum(1)
+    for count in counts.unique().tolist():
         episodes = (counts == count).nonzero()[:, 0]
-        rest = unlabelled[episodes][left[episodes]]
-        yield episodes, rest.view(len(episodes), count, unlabelled.shape[-1])
+        rest = pictures[episodes][kept[episodes]]
+        yield episodes, rest.view(len(episodes), count, pictures.shape[-1])
 
 
 def propagated(edges: Tensor, degrees: Tensor, values: Tensor, alpha: float) -> Tensor:

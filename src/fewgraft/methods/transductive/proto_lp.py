@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fewgraft.methods.base import Method, MethodSpec, NovelWeights, Search, Task
-from fewgraft.methods.transductive.nearness import squared_distances
+from fewgraft.methods.transductive.nearness import class_logits
 from fewgraft.methods.transductive.power import Negatives, power_transform
 from fewgraft.methods.transductive.spans import principal_axes
 from fewgraft.methods.transductive.transport import (
@@ -44,6 +44,7 @@ class PrototypePropagation(Method):
 
     uses_unlabelled = True
     search: ClassVar[Search] = {"sharpness": (5.0, 10.0, 20.0), "power": (0.5, 0.7)}
+    search_by = "coordinates"
 
     steps: int = 100
     sharpness: float = 10.0  # λ
@@ -79,7 +80,7 @@ class PrototypePropagation(Method):
         supports = members.shape[1]
         centres = directions(class_sums(members, features[:, :supports]))
         for _ in range(self.steps):
-            logs = -self.sharpness * squared_distances(features[:, supports:], centres)
+            logs = class_logits(features[:, supports:], centres, self.sharpness).transpose(1, 2)
             plan = transport_plan(logs, equal_shares(logs), PLAN_TOLERANCE)
             spread = self.propagated(members, plan)
             shared = torch.cat([members, plan], 1)

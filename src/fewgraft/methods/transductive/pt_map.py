@@ -21,7 +21,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fewgraft.methods.base import Method, MethodSpec, NovelWeights, Search, Task
-from fewgraft.methods.transductive.nearness import squared_distances
+from fewgraft.methods.transductive.nearness import class_logits
 from fewgraft.methods.transductive.power import Negatives, power_transform
 from fewgraft.methods.transductive.transport import (
     Centres,
@@ -37,6 +37,7 @@ class PowerTransport(Method):
 
     uses_unlabelled = True
     search: ClassVar[Search] = {"sharpness": (5.0, 10.0, 20.0), "power": (0.5, 0.7)}
+    search_by = "coordinates"
 
     steps: int = 20
     sharpness: float = 10.0  # λ
@@ -65,7 +66,7 @@ class PowerTransport(Method):
         """Centres [E, N, d] from sums [E, N, d] and counts [E, N] of the support."""
         centres = own / count[..., None]
         for _ in range(self.steps):
-            logs = -self.sharpness * squared_distances(unlabelled, centres)
+            logs = class_logits(unlabelled, centres, self.sharpness).transpose(1, 2)
             plan = transport_plan(logs, equal_shares(logs))
             total, size = own + class_sums(plan, unlabelled), count + plan.sum(1)
             centres = centres + self.alpha * (total / size[..., None] - centres)

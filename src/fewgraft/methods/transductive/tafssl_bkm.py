@@ -35,6 +35,7 @@ class ClusterNeighbours(Method):
 
     uses_unlabelled = True
     search: ClassVar[Search] = {"dimensions": (4, 10, 20), "centring": ("joint", "apart")}
+    search_by = "coordinates"
 
     dimensions: int = 10
     temperature: float = 0.1  # of the clusters of queries

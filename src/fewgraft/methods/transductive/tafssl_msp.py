@@ -31,6 +31,7 @@ class SurestPrototypes(Method):
 
     uses_unlabelled = True
     search: ClassVar[Search] = {"dimensions": (4, 10, 20), "centring": ("joint", "apart")}
+    search_by = "coordinates"
 
     dimensions: int = 10
     rounds: int = 4

@@ -25,15 +25,11 @@ import torch
 from torch import Tensor
 
 from fewgraft.methods.base import Method, MethodSpec, NovelWeights, Queries, Search, Task
-from fewgraft.prototypes import (
-    class_sums,
-    directions,
-    join_logits,
-    members_of,
-    prototypes,
-)
+from fewgraft.methods.transductive.nearness import class_logits
+from fewgraft.prototypes import directions, join_logits, members_of, prototypes
 
-AT_A_TIME = 2_000_000  # numbers of features: they stay near the processor from step to step
+BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8  # of Adam
+AT_A_TIME = 1_000_000  # numbers of features: they stay near the processor from step to step
 
 
 @dataclass(frozen=True)
@@ -41,17 +37,17 @@ class Evidence:
     """Support and unlabelled directions of E episodes, in one tensor."""
 
     features: Tensor  # [E, S+U, d]
-    members: Tensor  # one-hot labels of the support [E, S, N]
+    members: Tensor  # one-hot labels of the support, classes first [E, N, S]
 
     @property
     def supports(self) -> int:
         """How many come first."""
-        return self.members.shape[1]
+        return self.members.shape[2]
 
     def means(self) -> Tensor:
         """Of the support, class by class [E, N, d]."""
-        total = class_sums(self.members, self.features[:, : self.supports])
-        return total / self.members.sum(1)[..., None]
+        total = self.members @ self.features[:, : self.supports]
+        return total / self.members.sum(2, keepdim=True)
 
 
 @dataclass(frozen=True)
@@ -72,42 +68,49 @@ class InformationMaximisation(Method):
         if task.unlabelled.shape[1] == 0:
             return NovelWeights(prototypes(task.support, task.labels, task.ways), task.gamma)
         features = directions(torch.cat([task.support, task.unlabelled], 1))
-        members = members_of(task.labels, task.ways, features.dtype)
+        members = members_of(task.labels, task.ways, features.dtype).transpose(1, 2)
         some = max(1, AT_A_TIME // features[0].numel())
         parts = zip(torch.split(features, some), torch.split(members, some), strict=True)
         weights = [self.weights(Evidence(f.contiguous(), m)) for f, m in parts]
         return DistanceWeights(torch.cat(weights).to(features.dtype), self.temperature)
 
     def weights(self, given: Evidence) -> Tensor:
-        """W [E, N, d]."""
+        """W [E, N, d] after steps of Adam, which is written out: an optimiser is slow to call."""
         weights = given.means()
-        moving = torch.optim.Adam([weights], lr=self.lr)
-        for _ in range(self.steps):
-            weights.grad = self.gradient(given, weights)
-            moving.step()
-        return weights.detach()
+        first, second = torch.zeros_like(weights), torch.zeros_like(weights)
+        for step in range(1, self.steps + 1):
+            gradient = self.gradient(given, weights)
+            first.lerp_(gradient, 1 - BETA_1)
+            second.mul_(BETA_2).addcmul_(gradient, gradient, value=1 - BETA_2)
+            scale = second.div(1 - BETA_2**step).sqrt_().add_(EPSILON)
+            weights.addcdiv_(first, scale, value=-self.lr / (1 - BETA_1**step))
+        return weights
 
     def gradient(self, given: Evidence, weights: Tensor) -> Tensor:
         """Of each episode's loss by its W [E, N, d]."""
         by_logits = self.by_logits(
-            given, distance_logits(given.features, weights, self.temperature)
+            given, class_logits(given.features, weights, self.temperature / 2)
         )
-        pull = class_sums(by_logits, given.features)
-        return self.temperature * (pull - by_logits.sum(1)[..., None] * weights)
+        pull = by_logits @ given.features
+        return self.temperature * (pull - by_logits.sum(2, keepdim=True) * weights)
 
     def by_logits(self, given: Evidence, logits: Tensor) -> Tensor:
-        """The derivative of the loss by the logits [E, S+U, N]."""
-        p = logits.softmax(-1)
-        labelled, unlabelled = p[:, : given.supports], p[:, given.supports :]
-        support = (self.w_support / given.supports) * (labelled - given.members)
-        marginal = self.w_marginal * self.slope(unlabelled.mean(1, keepdim=True))
-        by_p = (marginal - self.w_conditional * self.slope(unlabelled)) / unlabelled.shape[1]
-        inner = (unlabelled * by_p).sum(-1, keepdim=True)
-        return torch.cat([support, unlabelled * (by_p - inner)], 1)
+        """The derivative of the loss by the logits [E, N, S+U]."""
+        logs = logits.log_softmax(1)
+        n, p = given.supports, logs.exp()
+        unlabelled = p[:, :, n:]
+        used = unlabelled.mean(2, keepdim=True).clamp(min=torch.finfo(p.dtype).tiny).log()
+        slope = self.w_marginal * self.slope(used) - self.w_conditional * self.slope(logs[:, :, n:])
+        by_p = slope / unlabelled.shape[2]
+        found = torch.empty_like(p)
+        found[:, :, :n] = (self.w_support / n) * (p[:, :, :n] - given.members)
+        inner = (unlabelled * by_p).sum(1, keepdim=True)
+        torch.mul(unlabelled, by_p - inner, out=found[:, :, n:])
+        return found
 
-    def slope(self, p: Tensor) -> Tensor:
-        """−dH/dp up to a constant, which a softmax does not feel: log p for Shannon's entropy."""
-        return p.clamp(min=torch.finfo(p.dtype).tiny).log()
+    def slope(self, logs: Tensor) -> Tensor:
+        """−dH/dp by log p, up to a constant, which a softmax does not feel: Shannon's entropy."""
+        return logs
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,7 @@ class GradientTIM(InformationMaximisation):
     """TIM-GD."""
 
     search: ClassVar[Search] = {"w_marginal": (0.3, 1.0, 3.0), "w_conditional": (0.03, 0.1, 0.3)}
+    search_by = "coordinates"
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,7 @@ class AlternatingTIM(InformationMaximisation):
     """TIM-ADM: closed forms in turn, a tenth of the time."""
 
     search: ClassVar[Search] = GradientTIM.search
+    search_by = "coordinates"
 
     steps: int = 150
 
@@ -136,21 +141,15 @@ class AlternatingTIM(InformationMaximisation):
     def _step(self, given: Evidence, weights: Tensor) -> Tensor:
         n, each = given.supports, 1 + self.w_conditional
         labelled, unlabelled = self.w_support / each, n / (given.features.shape[1] - n)
-        logs = distance_logits(given.features, weights, self.temperature).log_softmax(-1)
-        sharp = each * logs[:, n:]
-        used = sharp.logsumexp(1, keepdim=True)
-        q = (sharp - self.w_marginal / (1 + self.w_marginal) * used).softmax(-1)
-        targets = torch.cat([labelled * given.members, unlabelled * q], 1)
+        logs = class_logits(given.features, weights, self.temperature / 2).log_softmax(1)
+        sharp = each * logs[:, :, n:]
+        used = sharp.logsumexp(2, keepdim=True)
+        q = (sharp - self.w_marginal / (1 + self.w_marginal) * used).softmax(1)
+        targets = torch.cat([labelled * given.members, unlabelled * q], 2)
         p = logs.exp()
-        guesses = torch.cat([labelled * p[:, :n], unlabelled * p[:, n:]], 1)
-        pull = class_sums(targets - guesses, given.features)
-        return (pull + guesses.sum(1)[..., None] * weights) / targets.sum(1)[..., None]
-
-
-def distance_logits(features: Tensor, weights: Tensor, temperature: float) -> Tensor:
-    """−(τ/2)‖x − w‖² of directions x [E, n, d], less what is the same for all classes [E, n, N]."""
-    half = weights.square().sum(-1)[:, None] / 2
-    return temperature * (features @ weights.transpose(1, 2) - half)
+        guesses = torch.cat([labelled * p[:, :, :n], unlabelled * p[:, :, n:]], 2)
+        pull = (targets - guesses) @ given.features
+        return (pull + guesses.sum(2, keepdim=True) * weights) / targets.sum(2, keepdim=True)
 
 
 @dataclass(frozen=True)
@@ -163,8 +162,8 @@ class DistanceWeights:
     def logits(self, queries: Queries) -> Tensor:
         """−(τ/2)‖x − w‖² for directions x, each query alone."""
         features = directions(queries.features)
-        found = distance_logits(features, self.weights, self.temperature) - self.temperature / 2
-        return join_logits(queries.base_logits, found)
+        found = class_logits(features, self.weights, self.temperature / 2) - self.temperature / 2
+        return join_logits(queries.base_logits, found.transpose(1, 2))
 
 
 METHODS = (
