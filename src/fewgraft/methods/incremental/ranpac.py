@@ -36,7 +36,7 @@ class RanPAC(Method):
     """Second moments of random features."""
 
     uses_base_features = True
-    search: ClassVar[Search] = {"ridge": (1e-3, 1e-2, 1e-1, 1.0, 10.0)}
+    search: ClassVar[Search] = {"ridge": (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)}
 
     ridge: float = 0.1  # λ beside the mean of G's diagonal
     projections: int = 2000  # M
