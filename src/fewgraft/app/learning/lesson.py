@@ -129,7 +129,9 @@ class Lesson:
         if not with_unlabelled or not len(self.unlabelled):
             return self._prototypes(members)
         few = max(1, LEFT_OUT_TOGETHER // len(self.taught))
-        refined = [self._refined(some, _stride(self.unlabelled)) for some in members.split(few)]
+        refined = [
+            self._refined(some, _stride(self.unlabelled)) for some in torch.split(members, few)
+        ]
         return torch.cat([novel for novel, _, _ in refined]), torch.cat([n for _, n, _ in refined])
 
     @cached_property
@@ -173,7 +175,7 @@ class Lesson:
         """How much features [n, d] of U, in these rows, count for each taught class [E, n, N]."""
         logits = direction_logits(part, novel.flatten(0, 1), self.known.gamma)
         logits = logits.mul_(old.inverse[rows, None])
-        each = logits.unflatten(1, novel.shape[:2]).transpose(0, 1)  # one product for all sets
+        each = logits.view(-1, *novel.shape[:2]).transpose(0, 1)  # one product for all sets
         return pseudo_labels(each, old.evidence[None, rows], self.config)
 
     def judged(self) -> tuple[int, ...]:
@@ -331,7 +333,7 @@ def left_out_examples(lesson: Lesson, *, with_unlabelled: bool) -> LeftOut:
 def _shared_sums(weights: Tensor, features: Tensor) -> Tensor:
     """`class_sums` for features [n, d] that E sets of weights [E, n, N] share, in one product."""
     columns = weights.transpose(0, 1).flatten(1)  # [n, E·N]
-    return (columns.T @ features).unflatten(0, (len(weights), -1))
+    return (columns.T @ features).view(len(weights), -1, features.shape[1])
 
 
 def _parts(unlabelled: Features) -> Iterator[tuple[slice, Tensor]]:

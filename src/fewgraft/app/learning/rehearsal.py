@@ -328,8 +328,8 @@ def _refined_alike(weights: Tensor, lessons: Sequence[_Lesson]) -> tuple[Tensor,
     novel = refine(start, support, labels, u, base[..., None], SHARPNESS, config)
     taken = pseudo_labels(direction_logits(u, novel, SHARPNESS), base, config)
     counts = lessons[0].shots + taken.sum(1)
-    shape = len(lessons), len(biases)
-    return novel.unflatten(0, shape), counts.unflatten(0, shape)
+    shape = len(lessons), len(biases), -1
+    return novel.view(*shape, novel.shape[-1]), counts.view(shape)
 
 
 def _mixture(new: Tensor, old: Tensor, share: float, rng: torch.Generator) -> Tensor:
