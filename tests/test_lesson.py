@@ -110,6 +110,22 @@ def test_left_out_examples_had_no_say() -> None:
         torch.testing.assert_close(row[K + lesson.labels[place]], own)
 
 
+@pytest.mark.parametrize("taught", [("x", "y", "z"), ("x", "old 4", "z")])
+def test_examples_left_out_together_are_those_left_out_alone(
+    taught: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against lessons that never had the example, with all of U, few sets at a time."""
+    lesson = replace(make(), taught=taught)
+    monkeypatch.setattr("fewgraft.app.learning.lesson.LEFT_OUT_TOGETHER", 6)
+    found = left_out_examples(lesson, with_unlabelled=True)
+    for place, logits, counts in zip(found.places, found.logits, found.counts, strict=True):
+        kept = [p for p in range(len(lesson.support)) if p != place]
+        alone = replace(lesson, support=lesson.support[kept], labels=lesson.labels[kept]).learnt()
+        expected = alone.known.logits(lesson.support[place : place + 1])[0]
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(counts, alone.counts, rtol=1e-4, atol=1e-4)
+
+
 def test_the_record_tells_when_a_picture_began_to_help() -> None:
     lesson = make()
     near = normalize(lesson.support[1] + lesson.support[2], dim=-1).numpy()

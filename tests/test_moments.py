@@ -17,10 +17,10 @@ LABELS = torch.tensor([[0, 0, 1, 2, 2, 2], [2, 1, 1, 0, 1, 0]])  # classes of 1,
 Array = NDArray[np.float64]
 
 
-def problem() -> tuple[Task, Queries]:
+def problem(each: int = EACH) -> tuple[Task, Queries]:
     rng = torch.Generator().manual_seed(0)
     means = torch.randn(BASE, 1, D, generator=rng)
-    base = directions(means + 0.5 * torch.randn(BASE, EACH, D, generator=rng))
+    base = directions(means + 0.5 * torch.randn(BASE, each, D, generator=rng))
     support = directions(torch.randn(E, LABELS.shape[1], D, generator=rng))
     weights = directions(base.mean(1))
     asked = directions(torch.randn(E, Q, D, generator=rng))
@@ -67,9 +67,11 @@ def correlation(covariance: Array, shrinkage: float) -> Array:
     return found
 
 
+@pytest.mark.parametrize("each", [EACH, 3])
 @pytest.mark.parametrize("shrinkage", [0.5, 10.0])
-def test_fecam(shrinkage: float) -> None:
-    task, queries = problem()
+def test_fecam(shrinkage: float, each: int) -> None:
+    """With more pictures of a class than features, and with fewer."""
+    task, queries = problem(each)
     assert task.base_features is not None
     logits = FeCAM(shrinkage).fit(task).logits(queries)
     base = [root(own.double().numpy()) for own in task.base_features]

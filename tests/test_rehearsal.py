@@ -7,12 +7,14 @@ import pytest
 import torch
 from sklearn.covariance import ledoit_wolf
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.metrics import roc_auc_score
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
 from fewgraft.app.estimator import FewgraftClassifier
 from fewgraft.app.features.embedding import untracked
 from fewgraft.app.learning import base, head, rehearsal
+from fewgraft.app.learning.foreign import auroc
 from fewgraft.app.learning.rehearsal import (
     FOLDS,
     Rehearsal,
@@ -27,6 +29,7 @@ from fewgraft.whitening import (
     estimated_shrinkage,
     rooted,
     space_of,
+    turned,
     whitening_of,
 )
 
@@ -85,8 +88,9 @@ def test_whitening_inverts_the_shrunk_covariance() -> None:
 def test_the_shrinkage_is_that_of_ledoit_and_wolf_and_fades_where_photos_are_few() -> None:
     features, labels = photos(5, 400)
     residuals = features - class_means(features, labels, 5)[labels]
-    _, expected = ledoit_wolf(residuals.double().numpy(), assume_centered=True)
-    assert estimated_shrinkage(residuals) == pytest.approx(0.5 + 0.5 * expected)
+    for some in (residuals, residuals[: D // 2], residuals[::90, :7]):
+        _, expected = ledoit_wolf(some.double().numpy(), assume_centered=True)
+        assert estimated_shrinkage(some) == pytest.approx(0.5 + 0.5 * expected)
     few = estimated_shrinkage(torch.randn(4, 300, generator=torch.Generator().manual_seed(0)))
     assert few > 0.75 > estimated_shrinkage(residuals)
     assert estimated_shrinkage(torch.zeros(10, D)) == 1.0
@@ -153,9 +157,11 @@ def test_what_a_bias_loses_and_finds_against_a_loop() -> None:
         new_labels=torch.arange(20) % 3,
         counts=torch.ones(3),
     )
-    biases = torch.tensor([[-0.3, 0.0, 0.1], [0.2, 0.2, 0.2]])
-    lost, found = lesson.scores(biases)
-    for row, bias in enumerate(biases):
+    start = torch.tensor([-0.3, 0.0, 0.1])
+    lost, found = lesson.scores(start)
+    assert len(lost) == len(found) == len(rehearsal.BIASES)
+    for row in range(0, len(lost), 7):
+        bias = start + rehearsal.BIASES[row]
         taken = sum(
             bool(lesson.old_right[p]) and max(lesson.old_novel[p] + bias) > lesson.old_best[p]
             for p in range(30)
@@ -166,6 +172,15 @@ def test_what_a_bias_loses_and_finds_against_a_loop() -> None:
             right += int(np.argmax(everything)) == 1 + int(lesson.new_labels[p])
         assert lost[row].item() == pytest.approx(taken / 30)
         assert found[row].item() == pytest.approx(right / 20)
+
+
+def test_auroc_is_scikit_learn_s() -> None:
+    rng = np.random.default_rng(0)
+    known, foreign = (rng.integers(low, low + 6, 40) / 4 for low in (2, 0))  # with ties
+    truth = [1] * 40 + [0] * 40
+    expected = roc_auc_score(truth, np.concatenate([known, foreign]))
+    found = auroc(torch.from_numpy(known), torch.from_numpy(foreign))
+    assert found == pytest.approx(expected)
 
 
 def test_rehearsals_are_repeatable_and_say_something() -> None:
@@ -200,24 +215,54 @@ def test_a_base_goes_on_with_the_fold_that_chose_its_space() -> None:
     assert worth[0] >= worth[1]
 
 
-def test_a_bias_on_new_classes_in_the_pseudo_labels_is_the_refinement_s() -> None:
-    """All biases at once, as less for old classes, against one after the other."""
+def test_lessons_refined_together_are_those_refined_alone() -> None:
+    """All lessons and biases at once, as less for old classes, against one after the other."""
     rng = torch.Generator().manual_seed(0)
-    weights, support, u = (normalize(torch.randn(n, D, generator=rng), dim=-1) for n in (4, 6, 30))
-    fold = SimpleNamespace(weights=weights)
-    examples = rehearsal._Examples(support, torch.arange(3).repeat_interleave(2), 2, 3)
-    novel, counts = rehearsal._refined(fold, examples, u)  # type: ignore[arg-type]
-    for place, bias in enumerate(rehearsal.UNLABELLED_BIASES):
-        sharpness = rehearsal.SHARPNESS
-        config = Refinement(rehearsal.STEPS, rehearsal.ALPHA, novel_bias=sharpness * bias)
-        own = support[None], examples.labels[None]
-        base_logits = direction_logits(u[None], weights, sharpness)
-        start = prototypes(*own, 3)
-        expected = refine(start, *own, u[None], base_logits, sharpness, config)
-        torch.testing.assert_close(novel[place], expected[0], rtol=1e-4, atol=1e-5)
-        logits = torch.cat([base_logits[0], sharpness * (u @ expected[0].T + bias)], dim=-1)
-        counted = 2 + logits.softmax(-1)[:, 4:].sum(0)
-        torch.testing.assert_close(counts[place], counted, rtol=1e-4, atol=1e-5)
+    weights, *new = (normalize(torch.randn(n, D, generator=rng), dim=-1) for n in (4, 9, 9, 2))
+    draw = SimpleNamespace(new=new)
+    lessons = [
+        rehearsal._Lesson(draw, shots, used, u=_directions(photos, rng))  # type: ignore[arg-type]
+        for shots, used, photos in (
+            (2, {0: 4, 1: 4}, 30),
+            (1, {0: 4, 1: 4, 2: 1}, 20),
+            (2, {0: 5, 1: 5}, 17),
+        )
+    ]
+    sharpness = rehearsal.SHARPNESS
+    for lesson, refined in zip(lessons, rehearsal._refined(weights, lessons), strict=True):
+        own = lesson.support[None], lesson.labels[None]
+        base_logits = direction_logits(lesson.u[None], weights, sharpness)
+        for bias, novel, counts in zip(rehearsal.UNLABELLED_BIASES, *refined, strict=True):
+            config = Refinement(rehearsal.STEPS, rehearsal.ALPHA, novel_bias=sharpness * bias)
+            start = prototypes(*own, lesson.ways)
+            expected = refine(start, *own, lesson.u[None], base_logits, sharpness, config)[0]
+            torch.testing.assert_close(novel, expected, rtol=1e-4, atol=1e-5)
+            logits = torch.cat([base_logits[0], sharpness * (lesson.u @ expected.T + bias)], -1)
+            counted = lesson.shots + logits.softmax(-1)[:, 4:].sum(0)
+            torch.testing.assert_close(counts, counted, rtol=1e-4, atol=1e-5)
+
+
+def _directions(rows: int, rng: torch.Generator) -> Tensor:
+    return normalize(torch.randn(rows, D, generator=rng), dim=-1)
+
+
+def test_photos_in_fewer_dimensions_rehearse_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """n photos lie in n dimensions: a border is the same there as in all of a network's."""
+    features, labels = photos(9, 6, width=160, noise=0.4)
+    inside = turned(features)
+    assert inside.shape == (54, 54)
+    torch.testing.assert_close(inside @ inside.T, features @ features.T, rtol=1e-4, atol=1e-2)
+    few = rehearsed(features, labels, 9)
+    monkeypatch.setattr(rehearsal, "turned", lambda rows: rows)
+    whole = rehearsed(features, labels, 9)
+    for one, other in zip(few.cosines, whole.cosines, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+    assert few.gamma() == whole.gamma()
+    border, expected = few.border(), whole.border()
+    assert border is not None
+    assert expected is not None
+    np.testing.assert_allclose(border.biases, expected.biases, atol=0.02)
+    np.testing.assert_allclose(border.shares, expected.shares, atol=0.01)
 
 
 def test_held_out_photos_are_neighbours_and_never_all() -> None:

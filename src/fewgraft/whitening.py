@@ -32,10 +32,14 @@ class Space:
 
     def __call__(self, features: Tensor) -> Tensor:
         """Features [n, d] → directions [n, d]."""
-        return directions(self._whitened(features) - self.offset)
+        return self.placed(rooted(features))
 
-    def _whitened(self, features: Tensor) -> Tensor:
-        return directions(rooted(features) - self.centre) @ self.whitening.T
+    def placed(self, roots: Tensor) -> Tensor:
+        """The same for features that are rooted already."""
+        return directions(self._whitened(roots) - self.offset)
+
+    def _whitened(self, roots: Tensor) -> Tensor:
+        return directions(roots - self.centre) @ self.whitening.T
 
 
 def rooted(features: Tensor) -> Tensor:
@@ -50,30 +54,49 @@ def space_of(
 
     A shrinkage of 1 leaves all directions alike: nothing is whitened.
     """
-    roots = rooted(features)
+    return space_of_roots(rooted(features), labels, n_classes, features.shape[1], shrinkage)
+
+
+def space_of_roots(
+    roots: Tensor, labels: Tensor, n_classes: int, width: int, shrinkage: float | None
+) -> Space:
+    """The same for rooted features [n, r] of networks with so many features, perhaps turned."""
     centre = class_means(roots, labels, n_classes).mean(0)
     seen = directions(roots - centre)
     residuals = seen - class_means(seen, labels, n_classes)[labels]
     if shrinkage is None:
-        shrinkage = estimated_shrinkage(residuals)
-    whitening = whitening_of(residuals, len(seen) - n_classes, shrinkage)
+        shrinkage = estimated_shrinkage(residuals, width)
+    whitening = whitening_of(residuals, len(seen) - n_classes, shrinkage, width)
     unplaced = Space(centre, whitening, torch.zeros_like(centre))
-    offset = class_means(unplaced._whitened(features), labels, n_classes).mean(0)
+    offset = class_means(unplaced._whitened(roots), labels, n_classes).mean(0)
     return Space(centre, whitening, offset)
 
 
-def whitening_of(residuals: Tensor, freedom: int, shrinkage: float) -> Tensor:
-    """A [d, d] with AᵀA = ((1−λ)Σ + λ·tr(Σ)/d·I)⁻¹ / scale, from residuals [n, d] within classes.
+def turned(rows: Tensor) -> Tensor:
+    """Rows [n, d], turned into as few dimensions as hold them if these are far fewer than d.
 
-    The scale is free because lengths do not matter afterwards. In double precision: Σ of few photos
-    is nearly singular.
+    Lengths and angles stay, and with them all that a space makes of rows: n rows lie in n
+    dimensions. A QR decomposition finds these.
     """
-    width = residuals.shape[1]
-    identity = torch.eye(width, dtype=torch.float64)
+    if 2 * len(rows) > rows.shape[1]:
+        return rows
+    inside: Tensor = torch.linalg.qr(rows.double().T, mode="r").R.T
+    return inside.to(rows.dtype)
+
+
+def whitening_of(
+    residuals: Tensor, freedom: int, shrinkage: float, width: int | None = None
+) -> Tensor:
+    """A [r, r] with AᵀA = ((1−λ)Σ + λ·tr(Σ)/d·I)⁻¹ / scale, from residuals [n, r] within classes.
+
+    d is r unless a width is given. The scale is free because lengths do not matter afterwards. In
+    double precision: Σ of few photos is nearly singular.
+    """
+    identity = torch.eye(residuals.shape[1], dtype=torch.float64)
     if shrinkage >= 1:
         return identity.to(residuals.dtype)
     covariance = residuals.double().T @ residuals.double() / max(freedom, 1)
-    mean_variance = covariance.trace() / width
+    mean_variance = covariance.trace() / (width or residuals.shape[1])
     if mean_variance <= 0:
         return identity.to(residuals.dtype)
     shrunk = (1 - shrinkage) * covariance / mean_variance + shrinkage * identity
@@ -82,19 +105,33 @@ def whitening_of(residuals: Tensor, freedom: int, shrinkage: float) -> Tensor:
     return whitening.to(residuals.dtype)
 
 
-def estimated_shrinkage(residuals: Tensor) -> float:
-    """λ from residuals [n, d]: that of Ledoit and Wolf (2004), and half the way on from there to 1.
+def estimated_shrinkage(residuals: Tensor, width: int | None = None) -> float:
+    """λ from residuals [n, r]: that of Ledoit and Wolf (2004), and half the way on from there to 1.
 
     Their λ is the best for the covariance itself. Classes that were never seen have another one,
     so that half of it is as much as carries over. It is near 1 where photos are few.
     """
-    if residuals.shape[1] > LARGEST_WHITENED or len(residuals) < 2 or not residuals.any():
+    width = width or residuals.shape[1]
+    if width > LARGEST_WHITENED or len(residuals) < 2 or not residuals.any():
         return 1.0
-    from sklearn.covariance import ledoit_wolf_shrinkage
+    sample = residuals[:: -(-len(residuals) // LARGEST_SAMPLE)].double()
+    return LEAST_SHRINKAGE + (1 - LEAST_SHRINKAGE) * ledoit_wolf(sample, width)
 
-    sample = residuals[:: -(-len(residuals) // LARGEST_SAMPLE)].double().numpy()
-    estimate = float(ledoit_wolf_shrinkage(sample, assume_centered=True))
-    return LEAST_SHRINKAGE + (1 - LEAST_SHRINKAGE) * estimate
+
+def ledoit_wolf(sample: Tensor, width: int) -> float:
+    """Their λ for rows [n, r] of mean 0 with so many features: how much of S = XᵀX/n is noise.
+
+    E‖S − Σ‖² over ‖S − tr(S)/d·I‖², both estimated from lengths ‖x‖ and ‖S‖ alone, so that it does
+    not matter which way the rows are turned.
+    """
+    n = len(sample)
+    wide = sample.shape[1] > n
+    products = sample @ sample.T if wide else sample.T @ sample  # both of the same length
+    size = products.square().sum() / n**2  # ‖S‖²
+    lengths = sample.square().sum(1)
+    spread = size - (lengths.sum() / n) ** 2 / width
+    noise = (lengths.square().sum() / n - size) / n
+    return (torch.minimum(noise, spread) / spread).item() if noise > 0 else 0.0
 
 
 def class_means(features: Tensor, labels: Tensor, n_classes: int) -> Tensor:

@@ -23,18 +23,17 @@ from fewgraft.prototypes import (
     TINY,
     Refinement,
     base_evidence,
-    class_sums,
     cosine_logits,
     direction_logits,
     directions,
-    prototypes,
+    members_of,
     pseudo_labels,
-    support_sums,
     updated,
 )
 
 PART = 4096  # unlabelled pictures that are looked at together
 AS_MANY_AS = 20  # photos that what was known of a class counts for at most
+LEFT_OUT_TOGETHER = 256  # prototypes that are refined in one go when examples are left out
 LEFT_OUT_UNLABELLED = 2000  # unlabelled pictures that a leave-one-out looks at
 HELPED = 0.5  # a picture helps a class from the step on where it is more likely than not of it
 
@@ -65,6 +64,17 @@ class Lesson:
     unlabelled: Features  # [U, d], in memory or in a file
     config: Refinement
     border: Border | None = None  # what rehearsals say of new classes
+
+    @cached_property
+    def classes(self) -> tuple[str, ...]:
+        """All classes afterwards: the old ones in their places, then the new ones."""
+        old = self.known.classes
+        return (*old, *(name for name in self.taught if name not in old))
+
+    @cached_property
+    def taught_places(self) -> Tensor:
+        """Places [N] of the taught classes among all classes."""
+        return places_of(self.taught, self.classes)
 
     @cached_property
     def _others(self) -> Tensor:
@@ -98,46 +108,75 @@ class Lesson:
             scores.put(rows, inverse, logits, evidence, others)
         return scores
 
-    def learnt(self, *, with_unlabelled: bool = True, left_out: int | None = None) -> "Learnt":
-        """The classifier afterwards, without one of the examples if asked for."""
-        kept = [place for place in range(len(self.support)) if place != left_out]
-        old, old_labels = self._remembered
-        support = directions(torch.cat([self.support[kept], old]))[None]
-        labels = torch.cat([self.labels[kept], old_labels])[None]
-        novel = prototypes(support, labels, len(self.taught))
-        own = support_sums(support, labels, len(self.taught))
+    def learnt(self, *, with_unlabelled: bool = True) -> "Learnt":
+        """The classifier afterwards."""
+        members = self._members[None]
         if not with_unlabelled or not len(self.unlabelled):
-            return Learnt(self, novel[0], np.zeros(0, np.int16), own[1][0])
-        every = 1 if left_out is None else _stride(self.unlabelled)
-        novel, step_helped, count = self._refined(novel, own, every)
-        return Learnt(self, novel[0], step_helped, count[0])
+            novel, count = self._prototypes(members)
+            return Learnt(self, novel[0], np.zeros(0, np.int16), count[0])
+        novel, count, helped = self._refined(members, every=1)
+        return Learnt(self, novel[0], helped[0], count[0])
 
-    def _refined(
-        self, novel: Tensor, own: tuple[Tensor, Tensor], every: int
-    ) -> tuple[Tensor, NDArray[np.int16], Tensor]:
-        """Eqs. 3–4 with every so-manyth picture of U, in parts.
+    def learnt_without(
+        self, places: Sequence[int], *, with_unlabelled: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Prototypes [E, N, d] without one example, each in turn, of so many pictures [E, N].
 
-        Also the step from which each picture helped, and how many pictures count [1, N].
+        A part of U will do for these, and they go through it together.
+        """
+        members = self._members.repeat(len(places), 1, 1)
+        members[range(len(places)), places] = 0
+        if not with_unlabelled or not len(self.unlabelled):
+            return self._prototypes(members)
+        few = max(1, LEFT_OUT_TOGETHER // len(self.taught))
+        refined = [
+            self._refined(some, _stride(self.unlabelled)) for some in torch.split(members, few)
+        ]
+        return torch.cat([novel for novel, _, _ in refined]), torch.cat([n for _, n, _ in refined])
+
+    @cached_property
+    def _examples(self) -> Tensor:
+        """Directions [S+M, d] of what the taught classes are learnt from."""
+        return directions(torch.cat([self.support, self._remembered[0]]))
+
+    @cached_property
+    def _members(self) -> Tensor:
+        """Their classes, one-hot [S+M, N]."""
+        labels = torch.cat([self.labels, self._remembered[1]])
+        return members_of(labels, len(self.taught), self.support.dtype)
+
+    def _prototypes(self, members: Tensor) -> tuple[Tensor, Tensor]:
+        """Eq. 2 [E, N, d] with one-hot classes [E, S+M, N] of the examples, and their counts."""
+        count = members.sum(1)
+        return directions(_shared_sums(members, self._examples) / count[..., None]), count
+
+    def _refined(self, members: Tensor, every: int) -> tuple[Tensor, Tensor, NDArray[np.int16]]:
+        """Eqs. 3–4 with every so-manyth picture of U, in parts, for E sets of examples at once.
+
+        Prototypes [E, N, d], how many pictures count [E, N], and the step from which each picture
+        helped [E, U]. `members` [E, S+M, N] says which examples a set has.
         """
         unlabelled, old = self.unlabelled[::every], self.old_scores.every(every)
-        helped = np.zeros(len(unlabelled), np.int16)
-        count = own[1]
+        helped = np.zeros((len(members), len(unlabelled)), np.int16)
+        own, own_count = _shared_sums(members, self._examples), members.sum(1)
+        novel, count = self._prototypes(members)
         for step in range(1, self.config.steps + 1):
-            total, count = own
+            total, count = own, own_count
             for rows, part in _parts(unlabelled):
                 weights = self.part_weights(novel, part, old, rows)
-                total = total + class_sums(weights * old.inverse[rows, None], part[None])
+                total = total + _shared_sums(weights * old.inverse[rows, None], part)
                 count = count + weights.sum(1)
-                now = (weights[0].amax(-1) >= HELPED).numpy()
-                helped[rows] = np.where(now, np.where(helped[rows], helped[rows], step), 0)
+                now, before = (weights.amax(-1) >= HELPED).numpy(), helped[:, rows]
+                helped[:, rows] = np.where(now, np.where(before, before, step), 0)
             novel = updated(novel, total, count, self.config)
-        return novel, helped, count
+        return novel, count, helped
 
     def part_weights(self, novel: Tensor, part: Tensor, old: "OldScores", rows: slice) -> Tensor:
-        """How much features [n, d] of U, in these rows, count for each taught class [1, n, N]."""
-        logits = direction_logits(part[None], novel, self.known.gamma)
-        logits = logits * old.inverse[rows, None]
-        return pseudo_labels(logits, old.evidence[None, rows], self.config)
+        """How much features [n, d] of U, in these rows, count for each taught class [E, n, N]."""
+        logits = direction_logits(part, novel.flatten(0, 1), self.known.gamma)
+        logits = logits.mul_(old.inverse[rows, None])
+        each = logits.view(-1, *novel.shape[:2]).transpose(0, 1)  # one product for all sets
+        return pseudo_labels(each, old.evidence[None, rows], self.config)
 
     def judged(self) -> tuple[int, ...]:
         """Examples that can be left out: something of their class remains."""
@@ -243,10 +282,10 @@ class Learnt:
         own = len(self.lesson.labels) + len(self.lesson._remembered[1])
         return max(0.0, (self.counts.sum().item() - own) / len(self.step_helped))
 
-    @cached_property
+    @property
     def taught_places(self) -> Tensor:
         """Places [N] of the taught classes among all classes."""
-        return places_of(self.lesson.taught, self.known.classes)
+        return self.lesson.taught_places
 
     def unlabelled_parts(self) -> Iterator[UnlabelledPart]:
         """U once more, in parts."""
@@ -281,12 +320,20 @@ def left_out_examples(lesson: Lesson, *, with_unlabelled: bool) -> LeftOut:
     if not places:
         return LeftOut([], torch.empty(0, 0), torch.empty(0, len(lesson.taught)))
     with one_thread():  # a part of U, and few classes
-        learnt = [lesson.learnt(with_unlabelled=with_unlabelled, left_out=p) for p in places]
-    logits = [
-        one.known.logits(lesson.support[place : place + 1])
-        for one, place in zip(learnt, places, strict=True)
-    ]
-    return LeftOut(places, torch.cat(logits), torch.stack([one.counts for one in learnt]))
+        novel, counts = lesson.learnt_without(places, with_unlabelled=with_unlabelled)
+    support, known = lesson.support[places], lesson.known
+    own = cosine_logits(support[:, None], novel, known.gamma)[:, 0]
+    new = len(lesson.classes) - len(known.classes)
+    bias = torch.cat([known.bias, torch.zeros(new)])[lesson.taught_places]
+    logits = torch.cat([known.logits(support), own.new_zeros(len(own), new)], dim=-1)
+    logits[:, lesson.taught_places] = own + bias
+    return LeftOut(places, logits, counts)
+
+
+def _shared_sums(weights: Tensor, features: Tensor) -> Tensor:
+    """`class_sums` for features [n, d] that E sets of weights [E, n, N] share, in one product."""
+    columns = weights.transpose(0, 1).flatten(1)  # [n, E·N]
+    return (columns.T @ features).view(len(weights), -1, features.shape[1])
 
 
 def _parts(unlabelled: Features) -> Iterator[tuple[slice, Tensor]]:

@@ -18,6 +18,7 @@ from functools import partial
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
 
 from fewgraft.app.learning.foreign import auroc
 from fewgraft.app.learning.head import class_weights
@@ -32,7 +33,7 @@ from fewgraft.prototypes import (
     pseudo_labels,
     refine,
 )
-from fewgraft.whitening import LARGEST_WHITENED, space_of
+from fewgraft.whitening import LARGEST_WHITENED, rooted, space_of_roots, turned
 
 FOLDS = 3
 LESSONS = 6  # per fold
@@ -66,12 +67,16 @@ class RehearsedLesson:
     counts: Tensor  # [N] photos that each prototype is made of
     share: float = 0.0  # of U that counted for the new classes
 
-    def scores(self, biases: Tensor) -> tuple[Tensor, Tensor]:
-        """Shares [B] of old photos lost and of new photos found with biases [B, N]."""
-        taken = (self.old_novel + biases[:, None]).amax(-1) > self.old_best
-        best = (self.new_novel + biases[:, None]).max(-1)
-        found = (best.values > self.new_best) & (best.indices == self.new_labels)
-        return (taken & self.old_right).double().mean(-1), found.double().mean(-1)
+    def scores(self, start: Tensor) -> tuple[Tensor, Tensor]:
+        """Shares [B] of old photos lost and of new photos found with biases start [N] + BIASES.
+
+        What is added to all new classes does not change which of them is the best.
+        """
+        of_old, of_new = (self.old_novel + start).amax(-1), (self.new_novel + start).max(-1)
+        lost = (of_old + BIASES[:, None] > self.old_best) & self.old_right
+        found = of_new.values + BIASES[:, None] > self.new_best
+        found &= of_new.indices == self.new_labels
+        return lost.double().mean(-1), found.double().mean(-1)
 
 
 @dataclass
@@ -154,15 +159,15 @@ def rehearse(
     """
     rng = torch.Generator().manual_seed(seed)
     features, labels = _thinned(features, labels, n_classes, rng)
+    roots = turned(rooted(features))
     done = Rehearsal()
     for aside in torch.randperm(n_classes, generator=rng).chunk(FOLDS):
-        fold = _Fold(features, labels, n_classes, aside, shrinkage, rng)
+        fold = _Fold(features, roots, labels, n_classes, aside, shrinkage, rng)
         done.cosines.append(fold.cosines)
         done.labels.append(fold.old_labels)
         done.foreign.append(torch.cat([(own @ fold.weights.T).amax(-1) for own in fold.aside]))
         with one_thread():
-            for _ in range(LESSONS):
-                _rehearse_lessons(fold, done, rng)
+            _rehearse_lessons(fold, done, rng)
         yield done
 
 
@@ -179,7 +184,8 @@ class _Fold:
 
     def __init__(
         self,
-        features: Tensor,
+        features: Tensor,  # [n, d]
+        roots: Tensor,  # [n, r] of these, turned
         labels: Tensor,
         n_classes: int,
         aside: Tensor,
@@ -190,96 +196,140 @@ class _Fold:
         stays[aside] = False
         place = stays.cumsum(0) - 1
         mine = stays[labels]
-        old, own = features[mine], place[labels[mine]]
-        held = _held_out(old, own, rng)
+        old, own = roots[mine], place[labels[mine]]
+        held = _held_out(features[mine], own, rng)
         kept = int(stays.sum())
-        space = space_of(old[~held], own[~held], kept, shrinkage=shrinkage)
-        self.weights = class_weights(space(old[~held]), own[~held], kept)
-        self.old, self.old_labels = space(old[held]), own[held]
+        space = space_of_roots(old[~held], own[~held], kept, features.shape[1], shrinkage)
+        self.weights = class_weights(space.placed(old[~held]), own[~held], kept)
+        self.old, self.old_labels = space.placed(old[held]), own[held]
         self.cosines = self.old @ self.weights.T
-        self.aside = [space(features[labels == label]) for label in aside.tolist()]
+        self.aside = [space.placed(roots[labels == label]) for label in aside.tolist()]
 
 
 def _rehearse_lessons(fold: _Fold, done: Rehearsal, rng: torch.Generator) -> None:
-    """One draw of new classes, taught from all numbers of photos, without U and with it."""
-    order = [int(place) for place in torch.randperm(len(fold.aside), generator=rng)[:WAYS]]
-    new = [_shuffled(fold.aside[place], rng) for place in order]
-    places = torch.randperm(len(fold.old), generator=rng)
-    unlabelled, asked = places.tensor_split(2)
-    asked = asked[:MOST_ASKED]
-    for count in COUNTS:
-        enough = [own for own in new if len(own) > count]
-        if enough:
-            examples = _Examples.of(enough, count)
-            novel = prototypes(examples.support[None], examples.labels[None], len(enough))[0]
-            counts = torch.full((len(enough),), float(count))
-            rest = [own[count:] for own in enough]
-            answered = _answered(fold, asked, novel, rest, counts)
-            done.plain.setdefault(count, []).append(answered)
-    for shots in SHOTS:
-        enough = [own for own in new if len(own) > shots + 1]
-        if not enough:
-            continue
-        examples = _Examples.of(enough, shots)
-        mixed = [own[shots : shots + _half(len(own) - shots)] for own in enough]
-        rest = [own[shots + _half(len(own) - shots) :] for own in enough]
-        for share in SHARES:
-            u = _mixture(torch.cat(mixed), fold.old[unlabelled], share, rng)
-            for bias, novel, counts in zip(
-                UNLABELLED_BIASES, *_refined(fold, examples, u), strict=True
-            ):
-                counted = (counts.sum() - len(examples.labels)).item() / len(u)
-                answered = _answered(fold, asked, novel, rest, counts)
-                answered = replace(answered, share=min(max(counted, 0.0), 1.0))
-                done.unlabelled.setdefault((bias, share), []).append(answered)
+    """Draws of new classes, each taught from all numbers of photos, without U and with it."""
+    draws = [_Draw(fold, rng) for _ in range(LESSONS)]
+    for lesson in (lesson for draw in draws for lesson in draw.plain):
+        novel = prototypes(lesson.support[None], lesson.labels[None], lesson.ways)[0]
+        counts = torch.full((lesson.ways,), float(lesson.shots))
+        done.plain.setdefault(lesson.shots, []).append(lesson.answered(novel, counts))
+    mixed = [lesson for draw in draws for lesson in draw.mixed]
+    for lesson, refined in zip(mixed, _refined(fold.weights, mixed), strict=True):
+        for bias, novel, counts in zip(UNLABELLED_BIASES, *refined, strict=True):
+            counted = (counts.sum() - len(lesson.labels)).item() / len(lesson.u)
+            answered = replace(lesson.answered(novel, counts), share=min(max(counted, 0.0), 1.0))
+            done.unlabelled.setdefault((bias, lesson.share), []).append(answered)
+
+
+class _Draw:
+    """Classes that pretend to be new, old photos to ask, and all lessons with them."""
+
+    def __init__(self, fold: _Fold, rng: torch.Generator) -> None:
+        order = torch.randperm(len(fold.aside), generator=rng)[:WAYS].tolist()
+        self.new = [_shuffled(fold.aside[place], rng) for place in order]
+        self.new_best = [(own @ fold.weights.T).amax(-1) for own in self.new]
+        unlabelled, asked = torch.randperm(len(fold.old), generator=rng).tensor_split(2)
+        asked = asked[:MOST_ASKED]
+        best = fold.cosines[asked].max(-1)
+        self.old, self.old_best = fold.old[asked], best.values
+        self.old_right = best.indices == fold.old_labels[asked]
+        self.plain = [lesson for count in COUNTS if (lesson := _Lesson.of(self, count)).ways]
+        self.mixed = [
+            replace(lesson, share=share, u=lesson.mixed(fold.old[unlabelled], share, rng))
+            for shots in SHOTS
+            if (lesson := _Lesson.of(self, shots, with_unlabelled=True)).ways
+            for share in SHARES
+        ]
 
 
 @dataclass(frozen=True)
-class _Examples:
-    support: Tensor  # [S, d]
-    labels: Tensor  # [S]
+class _Lesson:
+    """Some classes of a draw: their first photos are examples, the next in U, the last asked."""
+
+    draw: _Draw
     shots: int
-    ways: int
+    used: dict[int, int]  # class of the draw → photos that are not asked
+    share: float = 0.0  # of new photos in U
+    u: Tensor = field(default_factory=lambda: torch.empty(0))  # [U, d]
 
     @classmethod
-    def of(cls, new: Sequence[Tensor], shots: int) -> "_Examples":
-        labels = torch.arange(len(new)).repeat_interleave(shots)
-        return cls(torch.cat([own[:shots] for own in new]), labels, shots, len(new))
+    def of(cls, draw: _Draw, shots: int, *, with_unlabelled: bool = False) -> "_Lesson":
+        """With those classes that have photos enough for each of these."""
+        left = {place: len(own) - shots for place, own in enumerate(draw.new)}
+        if with_unlabelled:
+            used = {p: shots + min(UNLABELLED, n // 2) for p, n in left.items() if n > 1}
+        else:
+            used = {p: shots for p, n in left.items() if n > 0}
+        return cls(draw, shots, used)
+
+    @property
+    def ways(self) -> int:
+        """N, the new classes."""
+        return len(self.used)
+
+    @property
+    def support(self) -> Tensor:
+        """[N·shots, d]."""
+        return torch.cat([self.draw.new[place][: self.shots] for place in self.used])
+
+    @property
+    def labels(self) -> Tensor:
+        """Of the support [N·shots]."""
+        return torch.arange(self.ways).repeat_interleave(self.shots)
+
+    def mixed(self, old: Tensor, share: float, rng: torch.Generator) -> Tensor:
+        """An unlabelled set [U, d] of new photos and of these old ones."""
+        new = [self.draw.new[place][self.shots : n] for place, n in self.used.items()]
+        return _mixture(torch.cat(new), old, share, rng)
+
+    def answered(self, novel: Tensor, counts: Tensor) -> RehearsedLesson:
+        """With prototypes [N, d] of so many photos [N]."""
+        draw, used = self.draw, self.used.items()
+        new = [draw.new[place][n:] for place, n in used]
+        return RehearsedLesson(
+            old_best=draw.old_best,
+            old_right=draw.old_right,
+            old_novel=draw.old @ novel.T,
+            new_best=torch.cat([draw.new_best[place][n:] for place, n in used]),
+            new_novel=torch.cat(new) @ novel.T,
+            new_labels=torch.arange(len(new)).repeat_interleave(torch.tensor([*map(len, new)])),
+            counts=counts,
+        )
 
 
-def _refined(fold: _Fold, examples: _Examples, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Prototypes [B, N, d] after Eqs. 3–4, and how many photos they are made of [B, N].
+def _refined(weights: Tensor, lessons: Sequence[_Lesson]) -> list[tuple[Tensor, Tensor]]:
+    """What `_refined_alike` gives of each lesson, old classes having these weights [K, d]."""
+    found: dict[int, tuple[Tensor, Tensor]] = {}
+    shapes = [(lesson.shots, lesson.ways) for lesson in lessons]
+    for shape in set(shapes):
+        alike = [place for place, own in enumerate(shapes) if own == shape]
+        refined = _refined_alike(weights, [lessons[place] for place in alike])
+        found |= dict(zip(alike, zip(*refined, strict=True), strict=True))
+    return [found[place] for place in range(len(lessons))]
 
-    One for each bias in the pseudo-labels, all at once: a bias on new classes is as much less for
-    the old ones.
+
+def _refined_alike(weights: Tensor, lessons: Sequence[_Lesson]) -> tuple[Tensor, Tensor]:
+    """Prototypes [L, B, N, d] after Eqs. 3–4, and how many photos they are made of [L, B, N].
+
+    Lessons have as many classes and shots as one another. There is one result for each bias in the
+    pseudo-labels: a bias on new classes is as much less for the old ones.
     """
     config = Refinement(STEPS, ALPHA)
-    biases = SHARPNESS * torch.tensor(UNLABELLED_BIASES)[:, None, None]
-    support, labels, u = (
-        given.expand(len(biases), *given.shape) for given in (examples.support, examples.labels, u)
-    )
-    base = direction_logits(u[:1], fold.weights, SHARPNESS) - biases
-    start = prototypes(support, labels, examples.ways)
-    novel = refine(start, support, labels, u, base, SHARPNESS, config)
-    logits = direction_logits(u, novel, SHARPNESS)
-    weights = pseudo_labels(logits, base_evidence(base, config), config)
-    return novel, examples.shots + weights.sum(1)
-
-
-def _answered(
-    fold: _Fold, asked: Tensor, novel: Tensor, rest: Sequence[Tensor], counts: Tensor
-) -> RehearsedLesson:
-    new = torch.cat(list(rest))
-    best = fold.cosines[asked].max(-1)
-    return RehearsedLesson(
-        old_best=best.values,
-        old_right=best.indices == fold.old_labels[asked],
-        old_novel=fold.old[asked] @ novel.T,
-        new_best=(new @ fold.weights.T).amax(-1),
-        new_novel=new @ novel.T,
-        new_labels=torch.cat([torch.full((len(own),), k) for k, own in enumerate(rest)]),
-        counts=counts,
-    )
+    u = pad_sequence([lesson.u for lesson in lessons], batch_first=True)
+    base = base_evidence(direction_logits(u, weights, SHARPNESS), config)  # [L, U]
+    photos = torch.tensor([len(lesson.u) for lesson in lessons])
+    base[torch.arange(u.shape[1]) >= photos[:, None]] = math.inf  # padding is of no new class
+    biases = SHARPNESS * torch.tensor(UNLABELLED_BIASES)[:, None]
+    base = (base[:, None] - biases).flatten(0, 1)  # [L·B, U]
+    support = torch.stack([lesson.support for lesson in lessons])
+    labels = torch.stack([lesson.labels for lesson in lessons])
+    support, labels, u = (x.repeat_interleave(len(biases), 0) for x in (support, labels, u))
+    start = prototypes(support, labels, lessons[0].ways)
+    novel = refine(start, support, labels, u, base[..., None], SHARPNESS, config)
+    taken = pseudo_labels(direction_logits(u, novel, SHARPNESS), base, config)
+    counts = lessons[0].shots + taken.sum(1)
+    shape = len(lessons), len(biases), -1
+    return novel.view(*shape, novel.shape[-1]), counts.view(shape)
 
 
 def _mixture(new: Tensor, old: Tensor, share: float, rng: torch.Generator) -> Tensor:
@@ -293,9 +343,7 @@ def _curve(
     start: Callable[[Sequence[float]], list[float]], lessons: Iterable[RehearsedLesson]
 ) -> Tradeoff:
     """Lost and found at each shift from where counts begin, the mean over lessons."""
-    scores = [
-        one.scores(torch.tensor(start(one.counts.tolist())) + BIASES[:, None]) for one in lessons
-    ]
+    scores = [one.scores(torch.tensor(start(one.counts.tolist()))) for one in lessons]
     lost, found = (torch.stack(part) for part in zip(*scores, strict=True))
     error = lost.std(0, correction=0) / math.sqrt(len(lost))
     return Tradeoff(
@@ -310,12 +358,8 @@ def _rounded(shares: Tensor) -> tuple[float, ...]:
 
 def _balanced(lessons: Sequence[RehearsedLesson]) -> float:
     """The bias with which old and new photos do best together."""
-    gains = [
-        found - lost
-        for lost, found in (
-            one.scores(BIASES[:, None].expand(-1, len(one.counts))) for one in lessons
-        )
-    ]
+    scores = [one.scores(torch.zeros(len(one.counts))) for one in lessons]
+    gains = [found - lost for lost, found in scores]
     return round(BIASES[torch.stack(gains).mean(0).argmax()].item(), 5)
 
 
@@ -357,7 +401,3 @@ def _by_class(labels: Tensor) -> Iterator[Tensor]:
 
 def _shuffled(rows: Tensor, rng: torch.Generator) -> Tensor:
     return rows[torch.randperm(len(rows), generator=rng)]
-
-
-def _half(photos: int) -> int:
-    return min(UNLABELLED, photos // 2)

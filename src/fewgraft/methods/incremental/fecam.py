@@ -11,8 +11,13 @@ off it:
 The answer is the class of least D. Kept: all of it, with γ₁ = γ₂. Ours: roots keep the sign, since
 features of some networks are negative. One picture has no covariance and five have hardly one, so
 that a novel class has the mean of those of the base classes.
+
+Few pictures m of a base class make a Σ of rank below m, so that Σ_s = a I + Pᵀ C P with a = γ₁ V₁ −
+γ₂ V₂, P [m+1, d] and C = diag(1, …, 1, ±1). With v = x̃/‖x̃‖ − μ/‖μ‖, each component times √Σ_s,ii,
+the matrix lemma gives D = (‖v‖² − (Pv)ᵀ (a C + P Pᵀ)⁻¹ (Pv)) / a.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,6 +25,7 @@ import torch
 from torch import Tensor
 
 from fewgraft.methods.base import Method, MethodSpec, Queries, Search, Task
+from fewgraft.methods.transductive.nearness import squared_distances
 from fewgraft.prototypes import directions, join_logits, prototypes
 
 
@@ -38,27 +44,51 @@ class FeCAM(Method):
         base, present = rooted(task.base_features), len(task.weights)  # 0: novel classes only
         novel = prototypes(rooted(task.support), task.labels, task.ways)
         means = base.mean(1)
-        residuals = base - means[:, None]
-        covariances = residuals.transpose(1, 2) @ residuals / max(1, base.shape[1] - 1)
+        residuals = (base - means[:, None]) / max(1, base.shape[1] - 1) ** 0.5
+        shared = torch.einsum("kmi,kmj->ij", residuals, residuals) / len(residuals)
+        spreads = [self._spread(own) for own in residuals[:present]]
         return ClassDistances(
-            task,
-            directions(means[:present]),
-            self._factors(covariances[:present]),
-            novel,
-            self._factors(covariances.mean(0)),
+            task, directions(means[:present]), spreads, novel, self._factor(shared)
         )
 
-    def _factors(self, covariances: Tensor) -> Tensor:
-        """L with L Lᵀ = Σ̂ of covariances [..., d, d]."""
-        d = covariances.shape[-1]
-        own = torch.eye(d, dtype=covariances.dtype, device=covariances.device)
-        diagonal = covariances.diagonal(dim1=-2, dim2=-1).sum(-1)
-        beside = (covariances.sum((-2, -1)) - diagonal) / (d * (d - 1))
-        added = (diagonal / d)[..., None, None] * own + beside[..., None, None] * (1 - own)
-        shrunk = covariances + self.shrinkage * added
-        spread = shrunk.diagonal(dim1=-2, dim2=-1).sqrt()
-        factors: Tensor = torch.linalg.cholesky(shrunk / spread[..., None] / spread[..., None, :])
-        return factors
+    def _spread(self, residuals: Tensor) -> "Spread":
+        """Of a class with Σ = RᵀR for residuals R [m, d]."""
+        d, variances, total = residuals.shape[1], residuals.square().sum(0), residuals.sum(1)
+        beside = (total.square().sum() - variances.sum()) / (d * (d - 1))  # V₂
+        level = self.shrinkage * (variances.mean() - beside)  # a
+        even = (self.shrinkage * beside.abs()).sqrt().expand(1, d)
+        rows = torch.cat([residuals, even])  # P
+        inner = rows @ rows.T
+        signs = torch.ones_like(inner[0])
+        signs[-1] = 1 if beside >= 0 else -1
+        values, vectors = torch.linalg.eigh(inner + level * signs.diag())
+        scale = variances + level + self.shrinkage * beside  # the diagonal of Σ_s
+        return Spread(scale / level, vectors.T @ rows * scale.sqrt(), 1 / (level * values))
+
+    def _factor(self, covariance: Tensor) -> Tensor:
+        """L with L Lᵀ = Σ̂ of a covariance [d, d]."""
+        d = len(covariance)
+        own = torch.eye(d, dtype=covariance.dtype, device=covariance.device)
+        diagonal = covariance.trace()
+        beside = (covariance.sum() - diagonal) / (d * (d - 1))
+        shrunk = covariance + self.shrinkage * (diagonal / d * own + beside * (1 - own))
+        spread = shrunk.diagonal().sqrt()
+        factor: Tensor = torch.linalg.cholesky(shrunk / spread[:, None] / spread)
+        return factor
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Σ̂⁻¹ of one class, as a diagonal less a few directions."""
+
+    diagonal: Tensor  # [d]
+    rows: Tensor  # [m+1, d]
+    weights: Tensor  # [m+1]
+
+    def squared(self, apart: Tensor) -> Tensor:
+        """vᵀ Σ̂⁻¹ v of vectors [..., d] → [...]."""
+        few = (apart @ self.rows.T).square() @ self.weights
+        return apart.square() @ self.diagonal - few
 
 
 @dataclass(frozen=True)
@@ -66,8 +96,8 @@ class ClassDistances:
     """Squared distances, negative: the nearest class has the largest logit."""
 
     task: Task
-    base: Tensor  # directions of class means [N_b, d]
-    factors: Tensor  # L of each [N_b, d, d]
+    means: Tensor  # directions of class means [N_b, d]
+    spreads: Sequence[Spread]  # of each base class
     novel: Tensor  # directions of prototypes [E, N, d]
     shared: Tensor  # L of all novel classes [d, d]
 
@@ -75,25 +105,23 @@ class ClassDistances:
         """One base class after another: all at once would not fit into memory."""
         asked = directions(rooted(queries.features))
         base = [
-            -_solved(factor, asked - mean).square().sum(-1)
-            for mean, factor in zip(self.base, self.factors, strict=True)
+            -spread.squared(asked - mean)
+            for mean, spread in zip(self.means, self.spreads, strict=True)
         ]
-        apart = asked[:, :, None] - self.novel[:, None]  # [E, Q, N, d]
-        novel = -_solved(self.shared, apart).square().sum(-1)
+        novel = -squared_distances(self._solved(asked), self._solved(self.novel))
         scores = self.task.strike(torch.stack(base, dim=-1)) if base else queries.base_logits
         return join_logits(scores.to(novel.dtype), novel).to(queries.features.dtype)
+
+    def _solved(self, rows: Tensor) -> Tensor:
+        """L⁻¹ of vectors [..., d]."""
+        flat = rows.flatten(0, -2)
+        found: Tensor = torch.linalg.solve_triangular(self.shared.T, flat, upper=True, left=False)
+        return found.view(rows.shape)
 
 
 def rooted(features: Tensor) -> Tensor:
     """The signed square root of each feature, in double precision."""
     return features.double().abs().sqrt() * features.sign()
-
-
-def _solved(factor: Tensor, apart: Tensor) -> Tensor:
-    """L⁻¹ of vectors [..., d]."""
-    flat = apart.flatten(0, -2)
-    found: Tensor = torch.linalg.solve_triangular(factor.T, flat, upper=True, left=False)
-    return found.view(apart.shape)
 
 
 METHODS = (MethodSpec("fecam", "FeCAM", FeCAM(), "pre-trained", rank=3, regular=False),)

@@ -14,7 +14,7 @@ of one beside classes of twenty would never be the answer.
 
 G and Q of base classes are the same in all episodes. With H the few weighted supports [S, M] and
 A = G_b + λ I, the matrix lemma (A + HᵀH)⁻¹ = A⁻¹ − A⁻¹Hᵀ (I + H A⁻¹ Hᵀ)⁻¹ H A⁻¹ adds those of an
-episode.
+episode. Only sums of pictures are multiplied by A⁻¹, never the many queries.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class RanPAC(Method):
     """Second moments of random features."""
 
     uses_base_features = True
-    search: ClassVar[Search] = {"ridge": (1e-3, 1e-2, 1e-1, 1.0, 10.0)}
+    search: ClassVar[Search] = {"ridge": (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)}
 
     ridge: float = 0.1  # λ beside the mean of G's diagonal
     projections: int = 2000  # M
@@ -55,7 +55,8 @@ class RanPAC(Method):
         targets = members * weights.sqrt()  # [E, S, N]
         support = targets.sum(-1, keepdim=True) * _hidden(task.support, projection)
         of_base = hidden.sum(1)[: len(task.weights)]  # none where the setting has none
-        return RidgeScores(task, projection, factor, of_base, support, targets)
+        base, solved = _solved(factor, of_base), _solved(factor, support)
+        return RidgeScores(task, projection, base, support, solved, targets)
 
 
 @dataclass(frozen=True)
@@ -64,31 +65,28 @@ class RidgeScores:
 
     task: Task
     projection: Tensor  # P [d, M]
-    factor: Tensor  # L [M, M] with L Lᵀ = A
-    base: Tensor  # columns of Q for base classes [N_b, M]
+    base: Tensor  # A⁻¹ times columns of Q for base classes [N_b, M]
     support: Tensor  # H [E, S, M]
+    solved: Tensor  # H A⁻¹ [E, S, M]
     targets: Tensor  # weighted one-hot labels [E, S, N]
 
     def logits(self, queries: Queries) -> Tensor:
-        """L⁻¹ of everything first: products of those are products with A⁻¹."""
-        asked, base, support = (
-            self._whitened(part)
-            for part in (_hidden(queries.features, self.projection), self.base, self.support)
-        )
-        gram = support @ support.transpose(1, 2)  # H A⁻¹ Hᵀ [E, S, S]
+        """hᵀ (A + HᵀH)⁻¹ of the sums of each class."""
+        asked = _hidden(queries.features, self.projection)
+        gram = self.solved @ self.support.transpose(1, 2)  # H A⁻¹ Hᵀ [E, S, S]
         inner = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device) + gram
-        towards = asked @ support.transpose(1, 2)  # [E, Q, S]
-        shares = torch.linalg.solve(inner, towards.transpose(1, 2)).transpose(1, 2)
-        of_base = asked @ base.T - shares @ (support @ base.T)  # [E, Q, N_b]
+        towards = self.solved @ asked.transpose(1, 2)  # [E, S, Q]
+        shares = torch.linalg.solve(inner, towards).transpose(1, 2)  # [E, Q, S]
+        of_base = asked @ self.base.T - shares @ (self.support @ self.base.T)  # [E, Q, N_b]
         of_novel = shares @ self.targets  # by the same lemma: A⁻¹Hᵀ(I + H A⁻¹ Hᵀ)⁻¹
         scores = torch.cat([self.task.strike(of_base), of_novel], dim=-1)
         return scores.to(queries.features.dtype)
 
-    def _whitened(self, rows: Tensor) -> Tensor:
-        """L⁻¹h of rows [..., M]."""
-        flat = rows.flatten(0, -2)
-        found: Tensor = torch.linalg.solve_triangular(self.factor.T, flat, upper=True, left=False)
-        return found.view(rows.shape)
+
+def _solved(factor: Tensor, rows: Tensor) -> Tensor:
+    """A⁻¹ of rows [..., M], from L with L Lᵀ = A."""
+    flat = rows.flatten(0, -2)
+    return torch.cholesky_solve(flat.T, factor).T.reshape(rows.shape)
 
 
 def _projection(features: int, projections: int) -> Tensor:
