@@ -11,6 +11,7 @@ Methods that move the network are not here: they are loops over episodes themsel
 """
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -115,7 +116,7 @@ def attractor(method: Method, episode: Episode) -> Tensor:
         return total
 
     with torch.enable_grad():
-        optimiser.step(energy)
+        optimiser.step(energy)  # type: ignore[no-untyped-call]
     query = torch.cat([episode.query.double(), support.new_ones(len(episode.query), 1)], 1)
     novel = (query @ t.detach()).float()
     return torch.cat([episode.gamma * episode.query @ episode.base.T, novel], 1)
@@ -136,7 +137,7 @@ def tapnet(method: Method, episode: Episode) -> Tensor:
 
 def xtarnet(method: Method, episode: Episode) -> Tensor:
     del method
-    learnt, size = episode.learnt, episode.support.shape[1] ** 0.5
+    learnt, size = episode.learnt, math.sqrt(episode.support.shape[1])
     nets = {
         f"{net}_{i}": learnt[f"{net}_{i}_full"]
         if net == "correlation"
@@ -242,7 +243,8 @@ def best_pairs(means: Tensor, points: Tensor, bias: Tensor) -> list[int]:
 def null_space(references: Tensor, means: Tensor) -> Tensor:
     """An orthonormal basis [d, d−N] of what is orthogonal to the classes' errors."""
     error = normalize(references, dim=-1) - normalize(means, dim=-1)
-    return torch.linalg.svd(error).Vh[len(error) :].T
+    basis: Tensor = torch.linalg.svd(error).Vh[len(error) :].T
+    return basis
 
 
 LOOPS: dict[str, Callable[[Method, Episode], Tensor]] = {

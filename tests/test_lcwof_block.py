@@ -141,12 +141,13 @@ def test_phases_by_autograd_alone() -> None:
         (everything, torch.cat([torch.arange(BASE), labels]), 0.1, 2, 0.2, [0, 1]),
     ]
     for pictures, answers, share, steps, lr, moving in phases:
-        velocity: dict[object, Tensor] = {}
+        velocity: dict[str | int, Tensor] = {}
         for _ in range(steps):
-            values = {**block, **{k: heads[k] for k in moving}}  # type: ignore[dict-item]
+            values: dict[str | int, Tensor] = {**block}
+            values |= {k: heads[k] for k in moving}
             leaves = {k: v.clone().requires_grad_() for k, v in values.items()}
             params = {name: leaves[name] for name in block}
-            own = [leaves.get(k, heads[k]) for k in (0, 1)]  # type: ignore[call-overload]
+            own = [leaves.get(k, heads[k]) for k in (0, 1)]
             logits = GAMMA / 4 * net.features(pictures, params) @ torch.cat(own).T
             loss = share * cross_entropy(logits, answers)
             gradients = torch.autograd.grad(loss, list(leaves.values()))
