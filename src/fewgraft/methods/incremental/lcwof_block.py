@@ -1,8 +1,10 @@
 """LCwoF with the last block of the network moving beside the heads, for each episode anew.
 
-The phases, the heads and the loss are those of `lcwof`. In both phases the last block θ descends as
-well, at a tenth of the heads' rate, and L‖θ − θ⁰‖² holds it near its start θ⁰; this pull is not
-scaled by 0.1 in phase 3. Statistics of normalisation layers stay as they are.
+Kukleva, Kuehne, Schiele, "Generalized and incremental few-shot learning by explicit learning and
+calibration without forgetting", ICCV 2021. The phases, the heads and the loss are those of `lcwof`.
+In both phases the last block θ descends as well, at a tenth of the heads' rate, and L‖θ − θ⁰‖²
+holds it near its start θ⁰; this pull is not scaled by 0.1 in phase 3. Statistics of normalisation
+layers stay as they are.
 
 Kept: what moves in which phase, the ratio of the rates, momentum, which is lost between the phases,
 decay, and the limit on the gradient. Ours: few steps on all pictures as they are instead of
