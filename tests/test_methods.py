@@ -23,7 +23,7 @@ from fewgraft.methods.label_propagation import (
 )
 from fewgraft.methods.nearest_prototype import NearestPrototype
 from fewgraft.methods.soft_k_means import MaskedSoftKMeans, SoftKMeans
-from fewgraft.methods.trained import TrainedMethod
+from fewgraft.methods.trained import TrainedMethod, pieces_before
 from fewgraft.methods.transductive import ici
 from fewgraft.model import CosineModel, new_model
 from fewgraft.network import Network
@@ -153,11 +153,15 @@ def some(p: Problem, rows: slice) -> tuple[Task, Queries]:
 def given(method: Method, task: Task) -> Task:
     """The task with all that the method needs: untrained pieces, features of base/train."""
     if isinstance(method, TrainedMethod):
-        rng = torch.Generator().manual_seed(0)
-        task = dataclasses.replace(task, learnt=method.initial(world().weights, task.gamma, 1, rng))
+        here, rng = world(), torch.Generator().manual_seed(0)
+        learnt = pieces_before(method, here.weights, task.gamma, 1, rng, lambda: here.network)
+        task = dataclasses.replace(task, learnt=learnt)
     if method.uses_base_features:
+        assert task.pictures is not None
         of_base = torch.arange(BASE * PICTURES).view(BASE, PICTURES)[:, :5]
-        task = dataclasses.replace(task, base_features=world().features(of_base))
+        pictures = dataclasses.replace(task.pictures, base=of_base)
+        features = world().features(of_base)
+        task = dataclasses.replace(task, base_features=features, pictures=pictures)
     return task
 
 
@@ -172,15 +176,18 @@ def quick(name: str) -> Method:
         return method.changed(neighbours=3)
     if isinstance(method, BesideBase):
         return dataclasses.replace(method, inner=quick(name.removeprefix("+")))
-    fewer = {"steps": 3, "batch": 8} if method.moves_network else FEWER.get(name, {})
-    return method.changed(**fewer)
+    if method.moves_network and name not in FEWER:
+        return method.changed(steps=3, batch=8)
+    return method.changed(**FEWER.get(name, {}))
 
 
 # Steps that are enough in the small world.
 FEWER: dict[str, dict[str, object]] = {
     "alpha-tim": {"steps": 50, "lr": 1e-3},
     "ici": {"per_round": 50},
+    "lcwof-block": {"steps": 3, "calibration_steps": 3},
     "tim-gd": {"steps": 50, "lr": 1e-3},
+    "xtarnet-block": {},
 }
 # What is beside base classes is the same around every method: some stand for all.
 BESIDE = ("+bavardage", "+laplacian-shot", "+soft-k-means")

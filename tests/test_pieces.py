@@ -23,7 +23,9 @@ from fewgraft.errors import FewgraftError
 from fewgraft.feature_bank import feature_bank
 from fewgraft.methods.base import Method, NovelWeights, Task
 from fewgraft.methods.incremental.lwof import LwoF
+from fewgraft.methods.trained import learnt_block
 from fewgraft.model import embed_all, load_model
+from fewgraft.network import Network
 from fewgraft.pieces import load_pieces, save_pieces
 from fewgraft.prototypes import directions, prototypes
 from fewgraft.split_features import KEPT, SplitFeatures
@@ -44,6 +46,17 @@ queries = 2
 base_queries = 4
 validate_every = 2
 optimisation = { lr = 0.1, decays = "all" }
+
+[learning.xtarnet-block]
+steps = 4
+episodes = 2
+shots = [1]
+ways = 2
+queries = 2
+base_queries = 4
+novel = "rotated"
+validate_every = 2
+optimisation = { kind = "adam", lr = 1e-3, weight_decay = 0 }
 
 [learning.attractor]
 steps = 4
@@ -74,7 +87,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEWGRAFT_HOME", str(root / "home"))
         train(recipe, store, root / "run", ["pre-trained"])
-        train(recipe, store, root / "run", ["lwof", "attractor"])
+        train(recipe, store, root / "run", ["lwof", "attractor", "xtarnet-block"])
     return Trained(store, recipe, root / "small.toml", root / "run")
 
 
@@ -124,7 +137,7 @@ def test_pieces_stand_on_a_model_whoever_trained_it(trained: Trained, tmp_path: 
         train(other, trained.store, tmp_path, ["pre-trained"])
 
 
-@pytest.mark.parametrize("method", ["lwof", "attractor"])
+@pytest.mark.parametrize("method", ["lwof", "attractor", "xtarnet-block"])
 def test_a_run_that_stopped_ends_in_the_same_bits(
     trained: Trained, method: str, tmp_path: Path
 ) -> None:
@@ -164,6 +177,47 @@ def test_the_loss_is_on_classes_that_the_episode_does_without(trained: Trained) 
     assert struck == sorted(in_both)
     for row, classes in zip(labels.tolist(), absent.tolist(), strict=True):
         assert not set(row) & set(classes)
+
+
+def test_a_second_block_begins_as_the_first_and_moves(trained: Trained) -> None:
+    model = load_model(trained.run / "pre-trained")
+    phase = LearnPieces(model, trained.store, trained.recipe, "xtarnet-block", 1)
+    start = {name: p.clone() for name, p in Network(model, trained.store.pictures).start.items()}
+    before = learnt_block(phase.result())
+    assert before.keys() == start.keys()
+    assert all(torch.equal(before[name], p) for name, p in start.items())
+    after = learnt_block(load_pieces(trained.run, "xtarnet-block", 1).tensors)
+    assert all(not torch.equal(after[name], p) for name, p in start.items())
+    phase.loss(0, Shard())[0].backward()  # type: ignore[no-untyped-call]
+    gradients = [p.grad for name, p in phase.learner.named_parameters() if "block/" in name]
+    assert all(g is not None and g.abs().sum() > 0 for g in gradients)
+    assert all(p.grad is None for p in model.parameters()), "the first block stays"
+
+
+def test_a_second_block_sees_what_the_features_are_of(trained: Trained) -> None:
+    """Rotated pictures, too: before training its features are the model's."""
+    model = load_model(trained.run / "pre-trained")
+    phase = LearnPieces(model, trained.store, trained.recipe, "xtarnet-block", 1)
+    episodes, _ = phase._fake_novel.sample(phase._settings, [0, 1])
+    assert (episodes.support >= len(trained.store)).all()
+    task = phase._train.task(episodes, slice(None), phase._method)
+    queries = phase._train.queries(episodes, slice(None))
+    assert task.pictures is not None
+    assert queries.pictures is not None
+    for pictures, features in (
+        (task.pictures.support, task.support),
+        (queries.pictures, queries.features),
+    ):
+        found = task.pictures.network.features(pictures)
+        torch.testing.assert_close(found, features, rtol=1e-4, atol=1e-5)
+
+
+def test_a_second_block_answers_beside_the_model(trained: Trained) -> None:
+    settings = a_job(trained.run).episode_settings
+    found = fewgraft.evaluate(
+        "xtarnet-block", trained.store, settings, episodes=4, model=trained.run
+    )
+    assert torch.isfinite(found.scores.acc).all()
 
 
 def test_a_row_depends_on_what_was_learnt(trained: Trained, tmp_path: Path) -> None:
@@ -220,7 +274,7 @@ def test_the_command_names_what_cannot_be_trained(trained: Trained, tmp_path: Pa
     recipe, out = str(trained.recipe_path), str(tmp_path / "out")
     found = CliRunner().invoke(app, ["train", recipe, "--only", "lwoff", "--out", out])
     assert isinstance(found.exception, FewgraftError)
-    assert "methods, lwof, attractor" in found.exception.hint
+    assert "methods, lwof, xtarnet-block" in found.exception.hint
     with pytest.raises(FewgraftError, match="nothing to learn"):
         train(trained.recipe, trained.store, tmp_path / "out", ["meta-inc-baseline"])
     bare = trained.recipe.model_copy(update={"learning": {}})

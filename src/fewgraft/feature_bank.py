@@ -113,11 +113,11 @@ def _compute(model: CosineModel, store: ImageStore, pictures: Indices, path: Pat
     starts = range(0, len(pictures), PICTURES_AT_A_TIME)
     for start in track(starts, f"features of {model.card.stage or 'model'}", len(starts)):
         some = pictures[start : start + PICTURES_AT_A_TIME]
-        features[start : start + len(some)] = directions(embed(_pixels(store, some))).numpy()
+        features[start : start + len(some)] = directions(embed(pixels_of(store, some))).numpy()
     features.flush()
 
 
-def _pixels(store: ImageStore, pictures: Indices) -> Pixels:
+def pixels_of(store: ImageStore, pictures: Indices) -> Pixels:
     """Pictures, each rotated by its quarters."""
     quarters, pictures = np.divmod(pictures, len(store))
     pixels = store.pictures[pictures]

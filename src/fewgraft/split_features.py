@@ -22,7 +22,7 @@ from fewgraft.episodes import Episodes, EpisodeSettings, Pools, QueryLabels, sam
 from fewgraft.errors import FewgraftError
 from fewgraft.feature_bank import FeatureBank, feature_bank
 from fewgraft.methods.base import LearntTensors, Method, Queries, Task, TaskPictures
-from fewgraft.methods.trained import TrainedMethod
+from fewgraft.methods.trained import TrainedMethod, pieces_before
 from fewgraft.metrics import Scores, join_scores, score
 from fewgraft.model import CosineModel, weights_hash
 from fewgraft.network import Network
@@ -115,13 +115,24 @@ class EpisodeFeatures:
             return task
         return dataclasses.replace(
             task,
-            pictures=self._pictures_of(episodes, rows) if method.moves_network else None,
+            pictures=self._pictures_of(episodes, rows, method) if method.moves_network else None,
             learnt=self.learnt(method, episodes.settings.shots),
             base_features=self.base_features if method.uses_base_features else None,
         )
 
-    def _pictures_of(self, episodes: Episodes, rows: slice) -> TaskPictures:
-        return TaskPictures(self.network, episodes.support[rows], episodes.unlabelled[rows])
+    def _pictures_of(self, episodes: Episodes, rows: slice, method: Method) -> TaskPictures:
+        support, unlabelled = episodes.support[rows], episodes.unlabelled[rows]
+        base = self.base_pictures if method.uses_base_features else None
+        return TaskPictures(self.network, self.places(support), self.places(unlabelled), base)
+
+    def places(self, pictures: Tensor) -> Tensor:
+        """Where the network has pictures [...]."""
+        return pictures
+
+    @cached_property
+    def base_pictures(self) -> Tensor | None:
+        """What `base_features` are of, as places in the network [N_b, m]; None: features alone."""
+        return None
 
     def _plain_task(self, episodes: Episodes, rows: slice) -> Task:
         support, unlabelled = episodes.support[rows], episodes.unlabelled[rows]
@@ -140,8 +151,9 @@ class EpisodeFeatures:
         """The pictures to classify in these episodes; where U is Q, their task has them already."""
         query = episodes.query[rows]
         if task is not None and episodes.settings.kind.unlabelled == "query":
-            return Queries(task.unlabelled, task.base_unlabelled, query)
-        return Queries(self.bank[query], self.base_logits(query, episodes.n_base), query)
+            return Queries(task.unlabelled, task.base_unlabelled, self.places(query))
+        base_logits = self.base_logits(query, episodes.n_base)
+        return Queries(self.bank[query], base_logits, self.places(query))
 
     @torch.no_grad()
     def logits(self, method: Method, episodes: Episodes, rows: slice) -> Tensor:
@@ -225,7 +237,13 @@ class SplitFeatures(EpisodeFeatures):
     def _initial(self, method: Method, shots: int) -> LearntTensors:
         """What pieces look like."""
         assert isinstance(method, TrainedMethod)
-        return method.initial(self.weights.cpu(), self.gamma, shots, torch.Generator())
+        weights, rng = self.weights.cpu(), torch.Generator()
+        return pieces_before(method, weights, self.gamma, shots, rng, lambda: self.network)
+
+    @cached_property
+    def base_pictures(self) -> Tensor:
+        """The same few pictures of base/train per class."""
+        return self.places(torch.from_numpy(base_pictures(self.store)))
 
     def _pictures(self) -> Indices:
         kinds = ("base", "novel")
@@ -255,10 +273,15 @@ class SplitFeatures(EpisodeFeatures):
 
 def kept_features(model: CosineModel, store: ImageStore, root: Path | None = None) -> Tensor:
     """Directions [N_b, m, d] of the same few pictures of base/train per class; m is up to 20."""
-    pools = store.by_class(Part.BASE_TRAIN)
-    chosen = kept_pictures([pools.get(label, NOTHING) for label in range(len(store.base_classes))])
+    chosen = base_pictures(store)
     bank = feature_bank(model, store, np.unique(chosen), root)
     return bank[torch.from_numpy(chosen)]
+
+
+def base_pictures(store: ImageStore) -> Indices:
+    """The same few pictures of base/train per class [N_b, m]; m is up to 20."""
+    pools = store.by_class(Part.BASE_TRAIN)
+    return kept_pictures([pools.get(label, NOTHING) for label in range(len(store.base_classes))])
 
 
 def kept_pictures(pools: list[Indices]) -> Indices:

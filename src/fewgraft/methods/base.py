@@ -100,6 +100,7 @@ class TaskPictures:
     network: "Network"
     support: Tensor  # [E, S]
     unlabelled: Tensor  # [E, U]
+    base: Tensor | None = None  # those that `base_features` are of [N_b, m]
 
 
 @dataclass(frozen=True)

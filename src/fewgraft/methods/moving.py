@@ -1,8 +1,8 @@
 """What methods share that move the network for each episode anew: the descent and its result."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ class AdaptedWeights:
     novel: Tensor  # [N, d]
 
     @classmethod
-    def start(cls, network: "Network", base: Tensor, novel: Tensor) -> "AdaptedWeights":
+    def start(cls, network: "Network", base: Tensor, novel: Tensor) -> Self:
         """Where every episode begins: copies that may move."""
         copied = {name: p.clone().requires_grad_() for name, p in network.start.items()}
         return cls(copied, *(w.detach().clone().requires_grad_() for w in (base, novel)))
@@ -34,19 +34,19 @@ class AdaptedWeights:
         """Everything that moves."""
         return [*self.parameters.values(), self.base, self.novel]
 
-    def detached(self) -> "AdaptedWeights":
+    def detached(self) -> Self:
         """As they are now, for good."""
         return self.interpolate(self, 0.0)
 
-    def interpolate(self, start: "AdaptedWeights", share: float) -> "AdaptedWeights":
+    def interpolate(self, start: "AdaptedWeights", share: float) -> Self:
         """`share` of the way back to the start, for good."""
         parameters = {
             name: torch.lerp(p.detach(), start.parameters[name].detach(), share)
             for name, p in self.parameters.items()
         }
         ends = zip((self.base, self.novel), (start.base, start.novel), strict=True)
-        mixed = (torch.lerp(own.detach(), other.detach(), share) for own, other in ends)
-        return AdaptedWeights(parameters, *mixed)
+        base, novel = (torch.lerp(own.detach(), other.detach(), share) for own, other in ends)
+        return replace(self, parameters=parameters, base=base, novel=novel)
 
     def logits(self, features: Tensor, gamma: float) -> Tensor:
         """Cosine logits over W = [W_b, W_n]: [n, d] → [n, N_b+N]."""

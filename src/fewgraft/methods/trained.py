@@ -6,6 +6,8 @@ are `training.pieces`'s. In testing the pieces come with the task, so that a met
 """
 
 from abc import abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,6 +15,11 @@ from torch.nn.functional import cross_entropy
 
 from fewgraft.errors import FewgraftError
 from fewgraft.methods.base import LearntTensors, Method, Queries, Task
+
+if TYPE_CHECKING:
+    from fewgraft.network import Network
+
+BLOCK = "block/"  # begins the names of pieces that are a block of the network
 
 
 class TrainedMethod(Method):
@@ -43,3 +50,31 @@ class TrainedMethod(Method):
                 "`fewgraft.evaluate` and `fewgraft bench run` find them beside the models.",
             )
         return task.learnt
+
+
+def pieces_before(
+    method: TrainedMethod,
+    weights: Tensor,
+    gamma: float,
+    shots: int,
+    rng: torch.Generator,
+    network: "Callable[[], Network]",
+) -> dict[str, Tensor]:
+    """All pieces before training.
+
+    A method that moves the network learns a last block of its own, which begins as the network's.
+    """
+    found = method.initial(weights, gamma, shots, rng)
+    if method.moves_network:
+        start = network().start.items()
+        found |= {BLOCK + name.replace(".", "/"): p.cpu().clone() for name, p in start}
+    return found
+
+
+def learnt_block(learnt: LearntTensors) -> dict[str, Tensor]:
+    """The block among the pieces, named as in the network."""
+    return {
+        name.removeprefix(BLOCK).replace("/", "."): tensor
+        for name, tensor in learnt.items()
+        if name.startswith(BLOCK)
+    }

@@ -1,10 +1,12 @@
 """The phase in which a method learns its pieces, on features of a frozen network.
 
 An episode is one of meta-training without U (`fake_novel`): the pieces descend on the method's loss
-on its queries. Every feature is computed once, so that a step costs what the method costs.
+on its queries. Every feature is computed once, so that a step costs what the method costs. So are
+the activations that a method with a block of its own takes instead.
 """
 
 import dataclasses
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +17,11 @@ from fewgraft.data.store import ImageStore
 from fewgraft.draws import Indices, KeyStream
 from fewgraft.episodes import EpisodeSettings
 from fewgraft.errors import FewgraftError
+from fewgraft.feature_bank import pixels_of
 from fewgraft.methods.base import LearntTensors, Method, Queries
-from fewgraft.methods.trained import TrainedMethod
+from fewgraft.methods.trained import TrainedMethod, pieces_before
 from fewgraft.model import CosineModel, weights_hash
+from fewgraft.network import Network
 from fewgraft.pieces import Pieces, PiecesCard
 from fewgraft.prototypes import direction_logits, directions
 from fewgraft.split_features import FindPieces, SplitFeatures
@@ -52,11 +56,13 @@ class LearnPieces(Phase):
         self._fake_novel = FakeNovel(store, self._config.novel, MOST)
         self._settings = _settings(self._config, shots, recipe.seed)
         self._train = _TrainFeatures(model, store, root, self._learnt, self._fake_novel)
-        self._val = SplitFeatures(model, store, "val", root, learnt=self._learnt)
+        self._val = _SomeFeatures(model, store, "val", root, learnt=self._learnt)
         self._validator = Validator(store, recipe, "incremental", (shots,))
         rng = torch.Generator().manual_seed(recipe.seed)
         weights, gamma = model.weight.detach().cpu(), model.gamma.item()
-        initial = self._method.initial(weights, gamma, shots, rng)
+        initial = pieces_before(
+            self._method, weights, gamma, shots, rng, lambda: self._train.network
+        )
         self._pieces = nn.Module()
         for name, tensor in initial.items():
             self._pieces.register_parameter(name, nn.Parameter(tensor.to(model.weight.device)))
@@ -86,9 +92,10 @@ class LearnPieces(Phase):
             support=self._dropped(task.support, rng),
             absent=None if absent is None else absent.to(device),
         )
-        query = self._dropped(self._train.queries(episodes, everything).features, rng)
+        asked, labels = self._train.queries(episodes, everything), answers.to(device)
+        query = self._dropped(asked.features, rng)
         base_logits = direction_logits(query, self._train.weights, self._train.gamma)
-        queries, labels = Queries(query, task.strike(base_logits)), answers.to(device)
+        queries = Queries(query, task.strike(base_logits), asked.pictures)
         loss, logits = self._method.loss(task, queries, labels, rng)
         return loss, (logits.detach().argmax(-1) == labels).float().mean().item()
 
@@ -128,7 +135,20 @@ class LearnPieces(Phase):
         return Pieces(card, self.result())
 
 
-class _TrainFeatures(SplitFeatures):
+class _SomeFeatures(SplitFeatures):
+    """The model over the pictures of a split; its network has no others, so none are computed."""
+
+    @cached_property
+    def network(self) -> Network:
+        """Over the pictures in the bank, each rotated by its quarters."""
+        return Network(self.model, pixels_of(self.store, self._pictures()))
+
+    def places(self, pictures: Tensor) -> Tensor:
+        """Rows in the bank."""
+        return self.bank.row[pictures]
+
+
+class _TrainFeatures(_SomeFeatures):
     """The model over all pictures that training episodes may draw."""
 
     def __init__(

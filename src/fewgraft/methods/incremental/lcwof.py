@@ -9,11 +9,11 @@ After base training come two phases of SGD on the cross-entropy over all classes
              with 0.1 of the loss and an optimiser of its own
 
 Kept: linear heads without bias, momentum, decay and the factor of phase 3. The paper's last stage
-of the network moves as well, held near its start; here only the heads do, and its augmented
-batches are whole sets of features. On a cosine network the heads are γ·w with w of length 1 at
-first, prototypes for novel classes. The support then fits its own prototypes with a probability of
-nearly 1, and there would be nothing to learn: so the loss is that of logits over a temperature. All
-rates and the temperature are chosen on validation episodes.
+of the network moves as well, held near its start; here only the heads do (`lcwof_block` moves it),
+and its augmented batches are whole sets of features. On a cosine network the heads are γ·w with w
+of length 1 at first, prototypes for novel classes. The support then fits its own prototypes with a
+probability of nearly 1, and there would be nothing to learn: so the loss is that of logits over a
+temperature. All rates and the temperature are chosen on validation episodes.
 """
 
 from collections.abc import Callable
@@ -157,6 +157,6 @@ METHODS = (
         "pre-trained",
         rank=6,
         regular=False,
-        remark="sees one stored picture per base class, which no other row does",
+        remark="sees one stored picture per base class, which only the rows of LCwoF do",
     ),
 )

@@ -11,27 +11,36 @@ meta-learnt. With class means over the support and t the mean over classes of [f
 
 Logits are distances to W' and R' in TapNet's projection, in which R' and c agree.
 
-Here g is made of f by a small net, g = f + B relu(A f), and not by a second last block: the row is
-called XtarNet (features). On a cosine network x and W' are of length 1, a learnt scale takes the
-place of γ, the nets see features times √d, whose squares are 1 on average, and ρ sees γ·cos. The
-nets are as deep as the authors', with matrices of low rank, so that they are small and learn from
-few steps; before training they leave features as they are. A class takes its reference as in
+In the paper g comes from a second last block. It does so in XtarNet (block), on the same
+activations as the first: it begins as the trained one, since few steps cannot train it from
+nothing, and its normalisation layers keep their statistics. In XtarNet (features) g is made of f by
+a small net, g = f + B relu(A f). On a cosine network x and W' are of length 1, a learnt scale takes
+the place of γ, the nets see features times √d, whose squares are 1 on average, and ρ sees γ·cos.
+The nets are as deep as the authors', with matrices of low rank, so that they are small and learn
+from few steps; before training they leave features as they are. A class takes its reference as in
 `tapnet`. The authors' code takes the projection from the wrong singular vectors; here it is the
 paper's.
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
+from fewgraft.errors import FewgraftError
 from fewgraft.methods.base import LearntTensors, MethodSpec, Queries, Task
 from fewgraft.methods.incremental.projection import Projection
 from fewgraft.methods.incremental.tapnet import ProjectedCentres, References, closeness, matched
-from fewgraft.methods.trained import TrainedMethod
+from fewgraft.methods.moving import pictures_of
+from fewgraft.methods.trained import TrainedMethod, learnt_block
 from fewgraft.prototypes import directions, prototypes
+
+if TYPE_CHECKING:
+    from fewgraft.network import Network
 
 Layer = tuple[Tensor, Tensor]  # V [in, out] and v [out]: x V + v
 STRENGTH = 0.1  # of conditioning
@@ -40,14 +49,19 @@ DEPTHS = {"merge_base": 4, "merge_meta": 4, "scale": 3, "shift": 3, "correlation
 
 
 @dataclass(frozen=True)
-class XtarNet(TrainedMethod):
-    """The whole of it on features."""
-
-    pieces = "xtarnet"
+class TaskAdaptive(TrainedMethod):
+    """All of it but where g comes from."""
 
     references: int = 5  # R, at least the number of novel classes
     rank: int = 8  # of the nets' matrices
-    hidden: int = 64  # of the net that makes g
+
+    @abstractmethod
+    def meta(self, task: Task) -> "MetaFeature":
+        """How g is made."""
+
+    @abstractmethod
+    def initial_meta(self, d: int, rng: torch.Generator) -> dict[str, Tensor]:
+        """What makes g, before training; a block apart."""
 
     def initial(
         self, weights: Tensor, gamma: float, shots: int, rng: torch.Generator
@@ -58,8 +72,7 @@ class XtarNet(TrainedMethod):
         found = {
             "references": torch.randn(self.references, d, generator=rng) / math.sqrt(d),
             "distance_scale": torch.tensor(gamma / 2),
-            "meta_in": torch.randn(d, self.hidden, generator=rng) / math.sqrt(d),
-            "meta_out": torch.zeros(self.hidden, d),
+            **self.initial_meta(d, rng),
         }
         for net, depth in DEPTHS.items():
             for i in range(depth):
@@ -88,12 +101,13 @@ class XtarNet(TrainedMethod):
         """Read the task, then distances as in TapNet."""
         learnt = self.learnt(task)
         nets, size = task_nets(learnt), math.sqrt(task.support.shape[-1])
-        meta = MetaFeature(learnt["meta_in"], learnt["meta_out"])
-        both = torch.cat([task.support, meta(task.support)], -1)
+        meta = self.meta(task)
+        support = meta(task.support, task.pictures.support if task.pictures else None)
+        both = torch.cat([task.support, support], -1)
         mean = prototypes(both, task.labels, task.ways, normalise=False).mean(1, keepdim=True)
         shares = [merging(net, size * mean) for net in (nets.merge_base, nets.merge_meta)]
-        merge = Merging(meta, *shares)
-        means = prototypes(merge(task.support), task.labels, task.ways, normalise=False)
+        merge = Merging(*shares)
+        means = prototypes(merge(task.support, support), task.labels, task.ways, normalise=False)
         base = size * directions(task.weights)
         base = directions(conditioned(nets, base, size * means.mean(1, keepdim=True)))
         products = task.gamma * means @ base.transpose(1, 2)
@@ -101,7 +115,7 @@ class XtarNet(TrainedMethod):
         novel = pushed_away(self._references(learnt["references"], means), attention, base)
         projection = Projection.aligning(novel, means)
         return MergedCentres(
-            merge, ProjectedCentres(task, projection, base, novel, learnt["distance_scale"])
+            meta, merge, ProjectedCentres(task, projection, base, novel, learnt["distance_scale"])
         )
 
     def _references(self, points: Tensor, means: Tensor) -> Tensor:
@@ -111,41 +125,104 @@ class XtarNet(TrainedMethod):
 
 
 @dataclass(frozen=True)
-class MetaFeature:
-    """g of f: a small net beside a shortcut."""
+class XtarNet(TaskAdaptive):
+    """The whole of it on features."""
+
+    pieces = "xtarnet"
+
+    hidden: int = 64  # of the net that makes g
+
+    def initial_meta(self, d: int, rng: torch.Generator) -> dict[str, Tensor]:
+        """A net that gives nothing."""
+        return {
+            "meta_in": torch.randn(d, self.hidden, generator=rng) / math.sqrt(d),
+            "meta_out": torch.zeros(self.hidden, d),
+        }
+
+    def meta(self, task: Task) -> "SmallNet":
+        """Of f."""
+        learnt = self.learnt(task)
+        return SmallNet(learnt["meta_in"], learnt["meta_out"])
+
+
+@dataclass(frozen=True)
+class XtarNetBlock(TaskAdaptive):
+    """The whole of it with a second last block."""
+
+    pieces = "xtarnet-block"
+    moves_network = True
+
+    def initial_meta(self, d: int, rng: torch.Generator) -> dict[str, Tensor]:
+        """Nothing beside the block."""
+        del d, rng
+        return {}
+
+    def meta(self, task: Task) -> "SecondBlock":
+        """Of pictures."""
+        return SecondBlock(pictures_of(task).network, learnt_block(self.learnt(task)))
+
+
+class MetaFeature(Protocol):
+    """g of features [..., d] and of the pictures [...] that they are of."""
+
+    def __call__(self, features: Tensor, pictures: Tensor | None) -> Tensor:
+        """[..., d]."""
+        ...
+
+
+@dataclass(frozen=True)
+class SmallNet:
+    """A small net beside a shortcut."""
 
     into: Tensor  # A [d, h]
     out: Tensor  # B [h, d]
 
-    def __call__(self, features: Tensor) -> Tensor:
-        """Features [..., d] → [..., d]; the net sees and gives features times √d."""
+    def __call__(self, features: Tensor, pictures: Tensor | None) -> Tensor:
+        """The net sees and gives features times √d."""
+        del pictures
         size = math.sqrt(features.shape[-1])
         return features + (size * features @ self.into).relu() @ self.out / size
 
 
 @dataclass(frozen=True)
-class Merging:
-    """x of f, as a direction."""
+class SecondBlock:
+    """The network with another last block."""
 
-    meta: MetaFeature
+    network: "Network"
+    block: LearntTensors
+
+    def __call__(self, features: Tensor, pictures: Tensor | None) -> Tensor:
+        """Directions."""
+        del features
+        if pictures is None:
+            raise FewgraftError("XtarNet with a second block needs pictures, not features")
+        return self.network.features(pictures, self.block)
+
+
+@dataclass(frozen=True)
+class Merging:
+    """x of f and g, as a direction."""
+
     base_share: Tensor  # ω_f [E, 1, d]
     meta_share: Tensor  # ω_g [E, 1, d]
 
-    def __call__(self, features: Tensor) -> Tensor:
-        """Features [E, n, d] → [E, n, d]."""
-        return directions(self.base_share * features + self.meta_share * self.meta(features))
+    def __call__(self, base: Tensor, meta: Tensor) -> Tensor:
+        """f and g [E, n, d] → [E, n, d]."""
+        return directions(self.base_share * base + self.meta_share * meta)
 
 
 @dataclass(frozen=True)
 class MergedCentres:
     """Queries are merged as the support was."""
 
+    meta: MetaFeature
     merge: Merging
     centres: ProjectedCentres
 
     def logits(self, queries: Queries) -> Tensor:
         """Distances of merged queries."""
-        return self.centres.of(self.merge(queries.features))
+        meta = self.meta(queries.features, queries.pictures)
+        return self.centres.of(self.merge(queries.features, meta))
 
 
 def task_nets(learnt: LearntTensors) -> "TaskNets":
@@ -207,4 +284,7 @@ def pushed_away(references: Tensor, attention: Tensor, base: Tensor) -> Tensor:
 
 METHODS = (
     MethodSpec("xtarnet", "XtarNet (features)", XtarNet(), "pre-trained", rank=5, regular=False),
+    MethodSpec(
+        "xtarnet-block", "XtarNet (block)", XtarNetBlock(), "pre-trained", rank=5, regular=False
+    ),
 )
