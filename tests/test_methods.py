@@ -152,9 +152,10 @@ def some(p: Problem, rows: slice) -> tuple[Task, Queries]:
 
 def given(method: Method, task: Task) -> Task:
     """The task with all that the method needs: untrained pieces, features of base/train."""
-    if isinstance(method, TrainedMethod):
+    if isinstance(method.learner, TrainedMethod):
         rng = torch.Generator().manual_seed(0)
-        task = dataclasses.replace(task, learnt=method.initial(world().weights, task.gamma, 1, rng))
+        learnt = method.learner.initial(world().weights, task.gamma, 1, rng)
+        task = dataclasses.replace(task, learnt=learnt)
     if method.uses_base_features:
         of_base = torch.arange(BASE * PICTURES).view(BASE, PICTURES)[:, :5]
         task = dataclasses.replace(task, base_features=world().features(of_base))
@@ -358,8 +359,8 @@ def test_the_registry_names_the_papers_methods() -> None:
 @pytest.mark.parametrize("name", [name for name, spec in methods().items() if spec.method.pieces])
 def test_pieces_have_the_methods_name_and_are_asked_for(name: str) -> None:
     method = method_spec(name).method
-    assert isinstance(method, TrainedMethod)
-    assert method.pieces == name
+    assert isinstance(method.learner, TrainedMethod)
+    assert method.pieces == name.removeprefix("+" if isinstance(method, BesideBase) else "")
     with pytest.raises(FewgraftError, match="needs what it has learnt"):
         method.fit(problem().task)
 

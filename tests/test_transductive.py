@@ -22,6 +22,7 @@ from fewgraft.methods.transductive.nearness import copies, not_asked, squared_di
 from fewgraft.methods.transductive.subspace import Subspace, leading_directions
 from fewgraft.methods.transductive.tafssl_bkm import ClusterNeighbours
 from fewgraft.methods.transductive.tafssl_msp import SurestPrototypes
+from fewgraft.methods.transductive.team import AdaptiveMetric
 from fewgraft.methods.transductive.tpn import (
     TransductivePropagation,
     bandwidths,
@@ -46,6 +47,7 @@ METHODS: dict[str, Method] = {
     "laplacian-shot": LaplacianShot(),
     "laplacian-shot-together": LaplacianShot(together=True),
     "bd-cspn-code": RectifiedByClass(),
+    "team": AdaptiveMetric(),
 }
 every_method = pytest.mark.parametrize("name", list(METHODS))
 alone = pytest.mark.parametrize("name", [name for name in METHODS if "together" not in name])

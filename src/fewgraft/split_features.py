@@ -193,6 +193,7 @@ class SplitFeatures(EpisodeFeatures):
 
     def pieces(self, method: Method, shots: int) -> Pieces:
         """What a method has learnt on exactly this model, with its card."""
+        method = method.learner
         key = (method.pieces, shots)
         if key not in self._pieces:
             if self._models is None:
@@ -206,7 +207,7 @@ class SplitFeatures(EpisodeFeatures):
             tensors = {name: tensor.to(device) for name, tensor in found.tensors.items()}
             self._pieces[key] = dataclasses.replace(found, tensors=tensors)
         hyper = dataclasses.asdict(method)  # type: ignore[call-overload]
-        check_pieces(self._pieces[key], hyper, self.weights_hash)
+        check_pieces(self._pieces[key], hyper, self.weights_hash, method.search)
         return self._pieces[key]
 
     def _initial(self, method: Method, shots: int) -> LearntTensors:

@@ -90,7 +90,9 @@ class Task:
 
         Logits and attention alike: a class that an episode takes for novel is no base class in it.
         """
-        return scores if self.absent is None else without_columns(scores, self.absent)
+        if self.absent is None or not scores.shape[-1]:
+            return scores
+        return without_columns(scores, self.absent)
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,8 @@ class Method(ABC):
     # What its learnt pieces are called, beside the models and in recipes; "": it has none.
     pieces: ClassVar[str] = ""
     # Values that `bench tune` tries on validation episodes, by hyper-parameter. None of them may
-    # turn the method, or a part of it, off: a search chooses how strong, not whether.
+    # turn the method, or a part of it, off: a search chooses how strong, not whether. Pieces may be
+    # used with any of them, whichever they were learnt with.
     search: ClassVar[Search] = {}
     # All combinations, or one hyper-parameter after the other, in the order of `search`.
     search_by: ClassVar[Literal["grid", "coordinates"]] = "grid"
@@ -170,6 +173,11 @@ class Method(ABC):
         Returns:
             A `Solution`, whose `logits(queries)` gives [E, Q, N_b+N], base classes first.
         """
+
+    @property
+    def learner(self) -> "Method":
+        """The method whose pieces are used: itself, or the one inside it."""
+        return self
 
     def changed(self, **changes: Any) -> Self:
         """The same method with other hyper-parameters.

@@ -39,6 +39,16 @@ class BesideBase(Method):
         """As X does."""
         return self.inner.uses_base_features
 
+    @property
+    def pieces(self) -> str:  # type: ignore[override]
+        """As X does."""
+        return self.inner.pieces
+
+    @property
+    def learner(self) -> Method:
+        """X."""
+        return self.inner
+
     def changed(self, **changes: Any) -> Self:
         """Hyper-parameters of X go under `inner`."""
         inner = self.inner.changed(**changes.pop("inner", {}))

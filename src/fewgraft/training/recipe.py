@@ -122,7 +122,8 @@ class Learning(_Section):
     shots: Shots = (1, 5)  # one after the other, each with pieces of its own
     ways: int = Field(default=5, ge=1, le=MOST)
     queries: int = Field(default=5, ge=1, le=MOST)  # of each novel class
-    base_queries: int = Field(default=25, ge=0, le=MOST)
+    base_queries: int = Field(default=25, ge=0, le=MOST)  # for methods that have base classes
+    unlabelled: int = Field(default=50, ge=0, le=MOST)  # |U|, for methods that have none
     # As for meta-training. A frozen network forgets nothing of base classes, so that they serve as
     # fake-novel ones; on validation episodes better than rotated ones do.
     novel: Literal["data", "rotated"] = "data"
