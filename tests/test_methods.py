@@ -182,9 +182,10 @@ FEWER: dict[str, dict[str, object]] = {
     "alpha-tim": {"steps": 50, "lr": 1e-3},
     "ici": {"per_round": 50},
     "tim-gd": {"steps": 50, "lr": 1e-3},
+    "transmatch": {"steps": 3, "batch": 8},
 }
 # What is beside base classes is the same around every method: some stand for all.
-BESIDE = ("+bavardage", "+laplacian-shot", "+soft-k-means")
+BESIDE = ("+bavardage", "+completion", "+laplacian-shot", "+soft-k-means", "+transmatch")
 SOME = [n for n, s in methods().items() if not isinstance(s.method, BesideBase) or n in BESIDE]
 CASES = [
     pytest.param(name, n_base, id=f"{name}-{'joint' if n_base else 'regular'}")

@@ -337,7 +337,7 @@ def test_labels_propagate_within_blobs_and_as_a_power_series() -> None:
 def test_bandwidths_of_a_network() -> None:
     vertices = made(0, 2, 7, 4)
     layers = [(made(1, 8, 4), made(2, 8)), (made(3, 1, 8), made(4, 1))]
-    found = bandwidths(vertices, layers)
+    found = bandwidths(vertices, layers, mean_distance(vertices))
     hidden = (vertices[1, 3] @ layers[0][0].T + layers[0][1]).clamp(min=0)
     expected = 0.05 + (1 + (hidden @ layers[1][0][0] + layers[1][1]).exp()).log()
     differences = [(a - b).square().mean() for a in vertices[1] for b in vertices[1]]

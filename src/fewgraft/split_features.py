@@ -112,9 +112,10 @@ class EpisodeFeatures:
         task = self._plain_task(episodes, rows)
         if method is None:
             return task
+        looks = method.moves_network or method.uses_pictures
         return dataclasses.replace(
             task,
-            pictures=self._pictures_of(episodes, rows) if method.moves_network else None,
+            pictures=self._pictures_of(episodes, rows) if looks else None,
             learnt=self.learnt(method, episodes.settings.shots),
             base_features=self.base_features if method.uses_base_features else None,
         )

@@ -130,7 +130,9 @@ def _named(methods: str) -> list[str]:
     if methods not in ALL:
         return listed(methods)
     return [
-        name for name, spec in known().items() if methods == "all" or not spec.method.moves_network
+        name
+        for name, spec in known().items()
+        if methods == "all" or not (spec.method.moves_network or spec.method.uses_pictures)
     ]
 
 

@@ -43,7 +43,7 @@ class Task:
         weights: W_b [N_b, d].
         gamma: γ.
         numbers: Which episode each is [E]; all that is random depends on it alone.
-        pictures: For methods that move the network.
+        pictures: For methods that move the network or look at views of the pictures.
         learnt: What was learnt beforehand for this number of shots, by name, for methods that name
             `pieces`.
         base_features: A few features of base/train per base class [N_b, m, d], for methods that say
@@ -131,9 +131,9 @@ class Method(ABC):
     """A way to learn novel classes; implementations are frozen dataclasses.
 
     The fields are the hyper-parameters, and `fit` keeps no state. `uses_unlabelled` says whether it
-    looks at U, `moves_network` whether it needs the pictures, `uses_base_features` whether it needs
-    features of base/train, `pieces` what it has learnt beforehand, and `search` which values of
-    hyper-parameters `fewgraft bench tune` tries.
+    looks at U, `moves_network` and `uses_pictures` whether it needs the pictures,
+    `uses_base_features` whether it needs features of base/train, `pieces` what it has learnt
+    beforehand, and `search` which values of hyper-parameters `fewgraft bench tune` tries.
 
     Example:
         >>> from dataclasses import dataclass
@@ -153,6 +153,7 @@ class Method(ABC):
 
     uses_unlabelled: ClassVar[bool] = False
     moves_network: ClassVar[bool] = False
+    uses_pictures: ClassVar[bool] = False  # views of them, though the network stays as it is
     uses_base_features: ClassVar[bool] = False
     # What its learnt pieces are called, beside the models and in recipes; "": it has none.
     pieces: ClassVar[str] = ""

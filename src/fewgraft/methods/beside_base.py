@@ -40,6 +40,11 @@ class BesideBase(Method):
         return self.inner.uses_base_features
 
     @property
+    def uses_pictures(self) -> bool:  # type: ignore[override]
+        """As X does."""
+        return self.inner.uses_pictures
+
+    @property
     def pieces(self) -> str:  # type: ignore[override]
         """As X does."""
         return self.inner.pieces
@@ -68,7 +73,10 @@ class BesideBase(Method):
 def _novel_alone(task: Task, episode: int, kept: Tensor) -> Task:
     """One episode without base classes and without what U shows of them; kept [U]."""
     one = slice(episode, episode + 1)
-    unlabelled = task.unlabelled[one, kept]
+    unlabelled, pictures = task.unlabelled[one, kept], task.pictures
+    if pictures is not None:
+        left = pictures.unlabelled[one, kept.to(pictures.unlabelled.device)]
+        pictures = replace(pictures, support=pictures.support[one], unlabelled=left)
     return replace(
         task,
         support=task.support[one],
@@ -77,6 +85,7 @@ def _novel_alone(task: Task, episode: int, kept: Tensor) -> Task:
         base_unlabelled=unlabelled.new_empty(*unlabelled.shape[:2], 0),
         weights=task.weights[:0],
         numbers=task.numbers[one],
+        pictures=pictures,
     )
 
 
