@@ -73,14 +73,15 @@ def test_one_shot_has_no_pairs() -> None:
 @pytest.mark.parametrize("together", [False, True])
 def test_against_an_inverse_per_episode(together: bool) -> None:
     task, queries = problem()
-    found = AdaptiveMetric(0.5, together).fit(task).logits(queries).double()
+    found = AdaptiveMetric(0.7, 0.5, together).fit(task).logits(queries).double()
     for e in range(EPISODES):
         support, pile, asked = (
             part[e].double().numpy() for part in (task.support, task.unlabelled, queries.features)
         )
         spread = LedoitWolf().fit(np.concatenate([support, pile])).covariance_
         pairs = pair_scatter(task.support[e : e + 1].double(), LABELS[None], WAYS)[0].numpy()
-        metric = np.linalg.inv(spread + 0.5 * pairs)
+        ridge = 0.7 * np.trace(spread) / WIDTH * np.eye(WIDTH)
+        metric = np.linalg.inv(spread + ridge + 0.5 * pairs)
         powers = np.empty((len(asked), WAYS))
         for q, c in np.ndindex(*powers.shape):
             apart = asked[q] - support[LABELS.numpy() == c].mean(0)

@@ -47,7 +47,7 @@ def run(
         str,
         typer.Option(
             help="Evaluate these methods, separated by commas; `bench methods` lists them. "
-            "all-features is all that move no network."
+            "all-features is all that need features only."
         ),
     ] = "all",
     settings: Annotated[

@@ -5,15 +5,17 @@ learning", ICCV 2019. A metric M is fitted to every task: from all its pictures,
 a prior, and from pairs of supports of one class, which shall be close. No code is public and the
 paper's constants are not known here. This is a metric of the same kind, with a closed form:
 
-    M = argmin over M ≻ 0 of tr(M Σ) − log det M + γ tr(M C) = (Σ + γ C)⁻¹
+    M = argmin over M ≻ 0 of tr(M (Σ + γ C + ε I)) − log det M = (Σ + γ C + ε I)⁻¹
     d(q, c) = (q − p_c)ᵀ M (q − p_c)
 
 Σ is the covariance of support and U, shrunk as Ledoit and Wolf do, C the mean of (s − s')(s − s')ᵀ
-over pairs of supports of one class, which is 0 at one shot, and p_c a class mean. Missing: the
-paper's network, which is trained through the metric on episodes with mixed pictures; that takes the
-training pictures and the constants of its program. The paper's similarity goes both ways, from a
-query to the classes and from a class to all queries: `together` does. By default each query is
-answered alone, by −d/2. It assumes no balance of classes. There is no place for base classes in it.
+over pairs of supports of one class, which is 0 at one shot, and p_c a class mean. ε counts in mean
+variances: without it the directions that tell classes apart, in which a task varies most, count
+least. Missing: the paper's network, which is trained through the metric on episodes with mixed
+pictures; that takes the training pictures and the constants of its program. The paper's similarity
+goes both ways, from a query to the classes and from a class to all queries: `together` does. By
+default each query is answered alone, by −d/2. It assumes no balance of classes. There is no place
+for base classes in it.
 """
 
 from dataclasses import dataclass
@@ -31,11 +33,13 @@ RIDGE = 1e-9  # so that features without any spread have a metric
 
 @dataclass(frozen=True)
 class AdaptiveMetric(Method):
-    """How much pairs of supports count beside the task's covariance."""
+    """How much pairs of supports, and all directions alike, count beside the covariance."""
 
     uses_unlabelled = True
-    search: ClassVar[Search] = {"gamma": (0.1, 1.0, 10.0)}
+    search: ClassVar[Search] = {"ridge": (0.3, 1.0, 3.0, 10.0), "gamma": (0.1, 1.0, 10.0)}
+    search_by = "coordinates"
 
+    ridge: float = 3.0  # ε, in mean variances
     gamma: float = 1.0  # γ
     together: bool = False  # classes choose among the queries, too, as in the paper
 
@@ -45,6 +49,8 @@ class AdaptiveMetric(Method):
             return NovelWeights(prototypes(task.support, task.labels, task.ways), task.gamma)
         support = task.support.double()
         spread = shrunk_covariance(torch.cat([support, task.unlabelled.double()], 1))
+        mean = spread.diagonal(0, 1, 2).mean(-1)[:, None, None]
+        spread = spread + self.ridge * mean * torch.eye(spread.shape[-1]).to(spread)
         spread = spread + self.gamma * pair_scatter(support, task.labels, task.ways)
         root = metric_root(spread)
         centres = prototypes(support, task.labels, task.ways, normalise=False)
