@@ -78,7 +78,8 @@ def test_every_method_without_a_place_for_base_classes_has_a_row() -> None:
             assert beside.title == f"Meta-Inc-Baseline + {spec.title}"
             assert (beside.joint, beside.regular) == (True, False)
             assert isinstance(beside.method, BesideBase)
-            assert beside.method.uses_base_features == spec.method.uses_base_features
+            for part in ("uses_base_features", "uses_pictures", "pieces"):
+                assert getattr(beside.method, part) == getattr(spec.method, part)
 
 
 def test_hyper_parameters_come_back_from_a_row() -> None:

@@ -51,6 +51,7 @@ FEWER: dict[str, dict[str, int]] = {
     "alpha-tim": {"steps": 3},
     "ici": {"per_round": 50},
     "tim-gd": {"steps": 3},
+    "transmatch": {"steps": 2, "batch": 4},
 }
 
 
@@ -65,6 +66,7 @@ BY_VALUE = (
     "tafssl-bkm",
     "tafssl-msp",
     "tpn",
+    "tpn-sigma",
     "+soft-k-means",
 )
 

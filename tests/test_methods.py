@@ -152,9 +152,11 @@ def some(p: Problem, rows: slice) -> tuple[Task, Queries]:
 
 def given(method: Method, task: Task) -> Task:
     """The task with all that the method needs: untrained pieces, features of base/train."""
-    if isinstance(method, TrainedMethod):
+    if isinstance(method.learner, TrainedMethod):
         here, rng = world(), torch.Generator().manual_seed(0)
-        learnt = pieces_before(method, here.weights, task.gamma, 1, rng, lambda: here.network)
+        learnt = pieces_before(
+            method.learner, here.weights, task.gamma, 1, rng, lambda: here.network
+        )
         task = dataclasses.replace(task, learnt=learnt)
     if method.uses_base_features:
         assert task.pictures is not None
@@ -187,10 +189,11 @@ FEWER: dict[str, dict[str, object]] = {
     "ici": {"per_round": 50},
     "lcwof-block": {"steps": 3, "calibration_steps": 3},
     "tim-gd": {"steps": 50, "lr": 1e-3},
+    "transmatch": {"steps": 3, "batch": 8},
     "xtarnet-block": {},
 }
 # What is beside base classes is the same around every method: some stand for all.
-BESIDE = ("+bavardage", "+laplacian-shot", "+soft-k-means")
+BESIDE = ("+bavardage", "+completion", "+laplacian-shot", "+soft-k-means", "+transmatch")
 SOME = [n for n, s in methods().items() if not isinstance(s.method, BesideBase) or n in BESIDE]
 CASES = [
     pytest.param(name, n_base, id=f"{name}-{'joint' if n_base else 'regular'}")
@@ -365,8 +368,8 @@ def test_the_registry_names_the_papers_methods() -> None:
 @pytest.mark.parametrize("name", [name for name, spec in methods().items() if spec.method.pieces])
 def test_pieces_have_the_methods_name_and_are_asked_for(name: str) -> None:
     method = method_spec(name).method
-    assert isinstance(method, TrainedMethod)
-    assert method.pieces == name
+    assert isinstance(method.learner, TrainedMethod)
+    assert method.pieces == name.removeprefix("+" if isinstance(method, BesideBase) else "")
     with pytest.raises(FewgraftError, match="needs what it has learnt"):
         method.fit(problem().task)
 

@@ -67,6 +67,27 @@ queries = 2
 base_queries = 4
 validate_every = 2
 optimisation = { kind = "adam", lr = 0.01, weight_decay = 0, schedule = "constant" }
+
+[learning.completion]
+steps = 2
+episodes = 2
+shots = [1]
+ways = 2
+queries = 3
+unlabelled = 0
+validate_every = 1
+optimisation = { kind = "adam", lr = 0.01, weight_decay = 0 }
+
+[learning.tpn-sigma]
+steps = 2
+episodes = 2
+shots = [1]
+ways = 2
+queries = 3
+unlabelled = 6
+dropout = 0.2
+validate_every = 1
+optimisation = { kind = "adam", lr = 0.01, weight_decay = 0 }
 """
 
 
@@ -298,6 +319,45 @@ def test_rotated_pictures_have_features_of_their_own(trained: Trained) -> None:
     expected = directions(embed_all(model, turned))
     found = bank[torch.from_numpy(pictures + 2 * n)]
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["completion", "tpn-sigma"])
+def test_methods_without_base_classes_learn_with_u(
+    trained: Trained, name: str, tmp_path: Path
+) -> None:
+    """They need a model of Algorithm 1: the pre-trained one stands in for it."""
+    shutil.copytree(trained.run / "pre-trained", tmp_path / "algorithm-1")
+    phase = LearnPieces(
+        load_model(tmp_path / "algorithm-1"), trained.store, trained.recipe, name, 1
+    )
+    episodes, labels = phase._fake_novel.sample(phase._settings, [0, 1])
+    assert episodes.n_base == 0
+    assert episodes.unlabelled.shape[1] == trained.recipe.learning[name].unlabelled
+    assert set(labels.flatten().tolist()) == {0, 1}
+    metrics = train(trained.recipe, trained.store, tmp_path, [name])[f"{name}-1-shot"]
+    assert set(metrics) == {"val_step", "val_acc_1", "val_n_all_1", "val_n_n_1", "val_score"}
+    changes = {"ways": 2, "queries": 3, "unlabelled": 6}
+    for method, setting, more in (
+        (name, "semi-fsl", {}),
+        (f"+{name}", "s2i", {"base_queries": 6}),
+    ):
+        settings = EpisodeSettings.paper(setting, 1, split="val", **changes, **more)
+        job = Job("small", "colours", method, {}, settings, 4, tmp_path)
+        [(row, _)] = list(run([job], Results(tmp_path / "results"), Bench()))
+        assert row.learnt == load_pieces(tmp_path, name, 1).hash
+
+
+def test_what_is_searched_may_be_chosen_after_learning(trained: Trained, tmp_path: Path) -> None:
+    shutil.copytree(trained.run / "pre-trained", tmp_path / "algorithm-1")
+    train(trained.recipe, trained.store, tmp_path, ["completion"])
+    settings = EpisodeSettings.paper("semi-fsl", 1, split="val", ways=2, queries=3, unlabelled=6)
+    for hyper, fits in (({"scale": 5.0}, True), ({"neighbours": 3}, False)):
+        job = Job("small", "colours", "completion", hyper, settings, 4, tmp_path)
+        if fits:
+            Bench().identity(job)
+            continue
+        with pytest.raises(FewgraftError, match="learnt with neighbours = 10, not 3"):
+            Bench().identity(job)
 
 
 @dataclasses.dataclass(frozen=True)

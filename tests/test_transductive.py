@@ -22,6 +22,7 @@ from fewgraft.methods.transductive.nearness import copies, not_asked, squared_di
 from fewgraft.methods.transductive.subspace import Subspace, leading_directions
 from fewgraft.methods.transductive.tafssl_bkm import ClusterNeighbours
 from fewgraft.methods.transductive.tafssl_msp import SurestPrototypes
+from fewgraft.methods.transductive.team import AdaptiveMetric
 from fewgraft.methods.transductive.tpn import (
     TransductivePropagation,
     bandwidths,
@@ -46,6 +47,7 @@ METHODS: dict[str, Method] = {
     "laplacian-shot": LaplacianShot(),
     "laplacian-shot-together": LaplacianShot(together=True),
     "bd-cspn-code": RectifiedByClass(),
+    "team": AdaptiveMetric(),
 }
 every_method = pytest.mark.parametrize("name", list(METHODS))
 alone = pytest.mark.parametrize("name", [name for name in METHODS if "together" not in name])
@@ -335,7 +337,7 @@ def test_labels_propagate_within_blobs_and_as_a_power_series() -> None:
 def test_bandwidths_of_a_network() -> None:
     vertices = made(0, 2, 7, 4)
     layers = [(made(1, 8, 4), made(2, 8)), (made(3, 1, 8), made(4, 1))]
-    found = bandwidths(vertices, layers)
+    found = bandwidths(vertices, layers, mean_distance(vertices))
     hidden = (vertices[1, 3] @ layers[0][0].T + layers[0][1]).clamp(min=0)
     expected = 0.05 + (1 + (hidden @ layers[1][0][0] + layers[1][1]).exp()).log()
     differences = [(a - b).square().mean() for a in vertices[1] for b in vertices[1]]

@@ -102,6 +102,8 @@ def _paper(spec: MethodSpec, docstring: str) -> tuple[str, str]:
 def _learns(spec: MethodSpec) -> str:
     if spec.method.pieces:
         return "pieces, once"
+    if spec.method.uses_pictures:
+        return "a classifier on views, per task"
     return "the last block, per task" if spec.method.moves_network else "nothing beforehand"
 
 

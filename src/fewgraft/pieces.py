@@ -6,7 +6,7 @@ The pieces of one method for one number of shots are a folder of two files, such
     pieces.json         the card: method, shots, hyper-parameters, settings of training, which model
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -114,8 +114,13 @@ def _again(method: str) -> str:
     return f"Learn them anew: `fewgraft train RECIPE --only {method} --out FOLDER`."
 
 
-def check_pieces(pieces: Pieces, hyper: Mapping[str, Any], weights: str) -> None:
-    """Pieces belong to one model, and to the hyper-parameters they were learnt with."""
+def check_pieces(
+    pieces: Pieces, hyper: Mapping[str, Any], weights: str, free: Collection[str] = ()
+) -> None:
+    """Pieces belong to one model, and to the hyper-parameters they were learnt with.
+
+    Those that are `free` are chosen afterwards.
+    """
     card = pieces.card
     if card.weights != weights:
         raise FewgraftError(
@@ -123,7 +128,8 @@ def check_pieces(pieces: Pieces, hyper: Mapping[str, Any], weights: str) -> None
             f"{card.weights}), not on this one ({weights})",
             _again(card.method),
         )
-    if changed := [k for k in {**card.hyper, **hyper} if card.hyper.get(k) != hyper.get(k)]:
+    names = [name for name in {**card.hyper, **hyper} if name not in free]
+    if changed := [name for name in names if card.hyper.get(name) != hyper.get(name)]:
         name = changed[0]
         raise FewgraftError(
             f"the pieces of '{card.method}' were learnt with {name} = {card.hyper.get(name)}, not "

@@ -113,9 +113,10 @@ class EpisodeFeatures:
         task = self._plain_task(episodes, rows)
         if method is None:
             return task
+        looks = method.moves_network or method.uses_pictures
         return dataclasses.replace(
             task,
-            pictures=self._pictures_of(episodes, rows, method) if method.moves_network else None,
+            pictures=self._pictures_of(episodes, rows, method) if looks else None,
             learnt=self.learnt(method, episodes.settings.shots),
             base_features=self.base_features if method.uses_base_features else None,
         )
@@ -218,6 +219,7 @@ class SplitFeatures(EpisodeFeatures):
 
     def pieces(self, method: Method, shots: int) -> Pieces:
         """What a method has learnt on exactly this model, with its card."""
+        method = method.learner
         key = (method.pieces, shots)
         if key not in self._pieces:
             if self._models is None:
@@ -231,7 +233,7 @@ class SplitFeatures(EpisodeFeatures):
             tensors = {name: tensor.to(device) for name, tensor in found.tensors.items()}
             self._pieces[key] = dataclasses.replace(found, tensors=tensors)
         hyper = dataclasses.asdict(method)  # type: ignore[call-overload]
-        check_pieces(self._pieces[key], hyper, self.weights_hash)
+        check_pieces(self._pieces[key], hyper, self.weights_hash, method.search)
         return self._pieces[key]
 
     def _initial(self, method: Method, shots: int) -> LearntTensors:

@@ -171,11 +171,12 @@ def run_sweep(
 
 
 def features_methods(setting: str) -> list[str]:
-    """Methods that move no network, learn nothing beforehand and have a row in a setting."""
+    """Methods on features that learn nothing beforehand and have a row in a setting."""
     return [
         name
         for name, spec in methods_by_name().items()
-        if makes_sense(spec, setting) and not (spec.method.moves_network or spec.method.pieces)
+        if makes_sense(spec, setting)
+        and not (spec.method.moves_network or spec.method.uses_pictures or spec.method.pieces)
     ]
 
 

@@ -48,7 +48,7 @@ def run(
         str,
         typer.Option(
             help="Evaluate these methods, separated by commas; `bench methods` lists them. "
-            "all-features is all that move no network."
+            "all-features is all that need features only."
         ),
     ] = "all",
     settings: Annotated[
@@ -180,7 +180,9 @@ def _named(methods: str) -> list[str]:
     if methods not in ALL:
         return named(methods)
     return [
-        name for name, spec in known().items() if methods == "all" or not spec.method.moves_network
+        name
+        for name, spec in known().items()
+        if methods == "all" or not (spec.method.moves_network or spec.method.uses_pictures)
     ]
 
 

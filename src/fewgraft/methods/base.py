@@ -43,7 +43,7 @@ class Task:
         weights: W_b [N_b, d].
         gamma: γ.
         numbers: Which episode each is [E]; all that is random depends on it alone.
-        pictures: For methods that move the network.
+        pictures: For methods that move the network or look at views of the pictures.
         learnt: What was learnt beforehand for this number of shots, by name, for methods that name
             `pieces`.
         base_features: A few features of base/train per base class [N_b, m, d], for methods that say
@@ -90,7 +90,9 @@ class Task:
 
         Logits and attention alike: a class that an episode takes for novel is no base class in it.
         """
-        return scores if self.absent is None else without_columns(scores, self.absent)
+        if self.absent is None or not scores.shape[-1]:
+            return scores
+        return without_columns(scores, self.absent)
 
 
 @dataclass(frozen=True)
@@ -130,9 +132,9 @@ class Method(ABC):
     """A way to learn novel classes; implementations are frozen dataclasses.
 
     The fields are the hyper-parameters, and `fit` keeps no state. `uses_unlabelled` says whether it
-    looks at U, `moves_network` whether it needs the pictures, `uses_base_features` whether it needs
-    features of base/train, `pieces` what it has learnt beforehand, and `search` which values of
-    hyper-parameters `fewgraft bench tune` tries.
+    looks at U, `moves_network` and `uses_pictures` whether it needs the pictures,
+    `uses_base_features` whether it needs features of base/train, `pieces` what it has learnt
+    beforehand, and `search` which values of hyper-parameters `fewgraft bench tune` tries.
 
     Example:
         >>> from dataclasses import dataclass
@@ -152,13 +154,15 @@ class Method(ABC):
 
     uses_unlabelled: ClassVar[bool] = False
     moves_network: ClassVar[bool] = False
+    uses_pictures: ClassVar[bool] = False  # views of them, though the network stays as it is
     uses_base_features: ClassVar[bool] = False
     # How many episodes it is given together; 0: as many as is usual in the setting.
     at_a_time: ClassVar[int] = 0
     # What its learnt pieces are called, beside the models and in recipes; "": it has none.
     pieces: ClassVar[str] = ""
     # Values that `bench tune` tries on validation episodes, by hyper-parameter. None of them may
-    # turn the method, or a part of it, off: a search chooses how strong, not whether.
+    # turn the method, or a part of it, off: a search chooses how strong, not whether. Pieces may be
+    # used with any of them, whichever they were learnt with.
     search: ClassVar[Search] = {}
     # Those of them that `fit` does not look at but leaves to the solution, as its `config`: `bench
     # tune` fits once for all their values.
@@ -176,6 +180,11 @@ class Method(ABC):
         Returns:
             A `Solution`, whose `logits(queries)` gives [E, Q, N_b+N], base classes first.
         """
+
+    @property
+    def learner(self) -> "Method":
+        """The method whose pieces are used: itself, or the one inside it."""
+        return self
 
     def changed(self, **changes: Any) -> Self:
         """The same method with other hyper-parameters.

@@ -41,6 +41,21 @@ class BesideBase(Method):
         """As X does."""
         return self.inner.uses_base_features
 
+    @property
+    def uses_pictures(self) -> bool:  # type: ignore[override]
+        """As X does."""
+        return self.inner.uses_pictures
+
+    @property
+    def pieces(self) -> str:  # type: ignore[override]
+        """As X does."""
+        return self.inner.pieces
+
+    @property
+    def learner(self) -> Method:
+        """X."""
+        return self.inner
+
     def changed(self, **changes: Any) -> Self:
         """Hyper-parameters of X go under `inner`."""
         inner = self.inner.changed(**changes.pop("inner", {}))
@@ -52,14 +67,22 @@ class BesideBase(Method):
         best = direction_logits(task.unlabelled, novel, task.gamma).amax(-1)
         left = best > task.base_unlabelled.amax(-1)  # [E, U]
         parts = [
-            (episodes, self.inner.fit(_novel_alone(task, episodes, rest)))
+            (episodes, self.inner.fit(_novel_alone(task, episodes, rest, left)))
             for episodes, rest in equally_many(task.unlabelled, left)
         ]
         return AnswersBeside(novel, parts, task.gamma, self)
 
 
-def _novel_alone(task: Task, episodes: Tensor, unlabelled: Tensor) -> Task:
-    """Some episodes [e] without base classes and without what U shows of them [e, U', d]."""
+def _novel_alone(task: Task, episodes: Tensor, unlabelled: Tensor, left: Tensor) -> Task:
+    """Some episodes [e] without base classes and without what U shows of them [e, U', d].
+
+    `left` [E, U] says what of U that is.
+    """
+    pictures = task.pictures
+    if pictures is not None:
+        some, kept = episodes.cpu(), left[episodes].cpu()
+        rest = pictures.unlabelled[some][kept].view(len(some), -1)
+        pictures = replace(pictures, support=pictures.support[some], unlabelled=rest)
     return replace(
         task,
         support=task.support[episodes],
@@ -68,6 +91,7 @@ def _novel_alone(task: Task, episodes: Tensor, unlabelled: Tensor) -> Task:
         base_unlabelled=unlabelled.new_empty(*unlabelled.shape[:2], 0),
         weights=task.weights[:0],
         numbers=task.numbers[episodes.cpu()],
+        pictures=pictures,
     )
 
 

@@ -1,6 +1,7 @@
 """The phase in which a method learns its pieces, on features of a frozen network.
 
-An episode is one of meta-training without U (`fake_novel`): the pieces descend on the method's loss
+An episode is one of meta-training (`fake_novel`), without U for methods that have base classes, and
+with a U of the fake-novel classes for those that have none: the pieces descend on the method's loss
 on its queries. Every feature is computed once, so that a step costs what the method costs. So are
 the activations that a method with a block of its own takes instead.
 """
@@ -15,9 +16,10 @@ from torch import Tensor, nn
 
 from fewgraft.data.store import ImageStore
 from fewgraft.draws import Indices, KeyStream
-from fewgraft.episodes import EpisodeSettings
+from fewgraft.episodes import SETTINGS, EpisodeSettings
 from fewgraft.errors import FewgraftError
 from fewgraft.feature_bank import pixels_of
+from fewgraft.methods import method_spec
 from fewgraft.methods.base import LearntTensors, Method, Queries
 from fewgraft.methods.trained import TrainedMethod, pieces_before
 from fewgraft.model import CosineModel, weights_hash
@@ -54,10 +56,11 @@ class LearnPieces(Phase):
         self.name = f"{self._method.pieces}-{shots}-shot"
         self._shots = shots
         self._fake_novel = FakeNovel(store, self._config.novel, MOST)
-        self._settings = _settings(self._config, shots, recipe.seed)
+        setting = "incremental" if method_spec(method).joint else "semi-fsl"
+        self._settings = _settings(self._config, setting, shots, recipe.seed)
         self._train = _TrainFeatures(model, store, root, self._learnt, self._fake_novel)
         self._val = _SomeFeatures(model, store, "val", root, learnt=self._learnt)
-        self._validator = Validator(store, recipe, "incremental", (shots,))
+        self._validator = Validator(store, recipe, setting, (shots,))
         rng = torch.Generator().manual_seed(recipe.seed)
         weights, gamma = model.weight.detach().cpu(), model.gamma.item()
         initial = pieces_before(
@@ -90,11 +93,12 @@ class LearnPieces(Phase):
         task = dataclasses.replace(
             task,
             support=self._dropped(task.support, rng),
+            unlabelled=self._dropped(task.unlabelled, rng),
             absent=None if absent is None else absent.to(device),
         )
         asked, labels = self._train.queries(episodes, everything), answers.to(device)
         query = self._dropped(asked.features, rng)
-        base_logits = direction_logits(query, self._train.weights, self._train.gamma)
+        base_logits = direction_logits(query, task.weights, task.gamma)
         queries = Queries(query, task.strike(base_logits), asked.pictures)
         loss, logits = self._method.loss(task, queries, labels, rng)
         return loss, (logits.detach().argmax(-1) == labels).float().mean().item()
@@ -184,13 +188,10 @@ def learning_of(recipe: Recipe, pieces: str) -> Learning:
     return recipe.learning[pieces]
 
 
-def _settings(config: Learning, shots: int, seed: int) -> EpisodeSettings:
-    return EpisodeSettings.paper(
-        "incremental",
-        shots,
-        split="train",
-        ways=config.ways,
-        queries=config.queries,
-        base_queries=config.base_queries,
-        seed=seed,
-    )
+def _settings(config: Learning, setting: str, shots: int, seed: int) -> EpisodeSettings:
+    sizes = {"ways": config.ways, "queries": config.queries}
+    if SETTINGS[setting].incremental:
+        sizes["base_queries"] = config.base_queries
+    else:
+        sizes["unlabelled"] = config.unlabelled
+    return EpisodeSettings.paper(setting, shots, split="train", seed=seed, **sizes)

@@ -166,7 +166,9 @@ class Learning(_Section):
     queries: int = Field(default=5, ge=1, le=MOST)
     """Queries per novel class."""
     base_queries: int = Field(default=25, ge=0, le=MOST)
-    """Queries of base classes in all."""
+    """Queries of base classes in all, for methods that have base classes."""
+    unlabelled: int = Field(default=50, ge=0, le=MOST)
+    """|U|, for methods that have none."""
     novel: Literal["data", "rotated"] = "data"
     """As for meta-training. A frozen network forgets nothing of base classes, so that they serve as
     fake-novel ones."""

@@ -1,5 +1,6 @@
 """Validation on novel-val × base-val episodes: what decides which step is kept."""
 
+import math
 from collections.abc import Sequence
 from statistics import mean
 
@@ -8,7 +9,14 @@ from torch import Tensor
 
 from fewgraft.data.parts import Part
 from fewgraft.data.store import ImageStore
-from fewgraft.episodes import Episodes, EpisodeSettings, Pools, QueryLabels, sample_episodes
+from fewgraft.episodes import (
+    SETTINGS,
+    Episodes,
+    EpisodeSettings,
+    Pools,
+    QueryLabels,
+    sample_episodes,
+)
 from fewgraft.feature_bank import FeatureBank
 from fewgraft.methods.base import Method
 from fewgraft.metrics import Scores
@@ -33,13 +41,11 @@ class Validator:
         self._total = len(store)
 
     def _draw(self, store: ImageStore, setting: str, shots: int) -> tuple[Episodes, QueryLabels]:
-        config = self._config
-        changes = {
-            "ways": config.ways,
-            "queries": config.queries,
-            "base_queries": config.base_queries,
-        }
-        if setting == "s2i" and config.unlabelled is not None:
+        config, kind = self._config, SETTINGS[setting]
+        changes = {"ways": config.ways, "queries": config.queries}
+        if kind.incremental:
+            changes["base_queries"] = config.base_queries
+        if kind.unlabelled == "extra" and config.unlabelled is not None:
             changes["unlabelled"] = config.unlabelled
         settings = EpisodeSettings.paper(setting, shots, split="val", seed=SEED, **changes)
         return sample_episodes(Pools.of(store, "val"), settings, self._config.episodes)
@@ -58,6 +64,7 @@ class Validator:
         """Metrics at each shot in percent, and the score that decides.
 
         It is the mean Acc over the shots, or with `selection` "apart" the mean of b/b and n/n.
+        What a setting without base classes does not have is left out.
         """
         found = {}
         for shots, s in zip(self._shots, scores, strict=True):
@@ -71,4 +78,4 @@ class Validator:
         if selection == "apart":
             novel = mean(found[f"n_n_{shots}"] for shots in self._shots)
             found["score"] = (found["b_b"] + novel) / 2
-        return found
+        return {name: value for name, value in found.items() if not math.isnan(value)}

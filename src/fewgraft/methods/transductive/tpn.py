@@ -8,15 +8,20 @@ network for few-shot learning", ICLR 2019. Pictures x_i with bandwidths σ_i are
 An edge stays where j is among the k largest of row i, itself included, or i among those of row j.
 Labels Y spread, F = (I − αS)⁻¹ Y with S = D^−½ W D^−½; with α = 0.99 in double precision.
 
-The paper learns a small network that gives σ_i, from base classes, end to end; `bandwidths` is its
-form for fixed features. The row has one σ for all pictures, in units of the root mean squared
-distance of the task, chosen on validation episodes. The paper's vertices are support, U and
-queries: `together`. By default a query asks its k nearest vertices among support and U
-(Delalleau et al., AISTATS 2005), score = Σ_i W_qi / √D_i F_i. It assumes no balance of classes, but
-α near 1 favours the class whose support is connected best.
+The paper learns a small network that gives σ_i, from base classes, end to end with its encoder.
+There are two rows. One has one σ for all pictures, in units of the root mean squared distance of
+the task, chosen on validation episodes. The other learns the network, in a form for features of a
+frozen encoder (`bandwidths`), by the cross-entropy of queries that are answered as in testing; the
+paper's is convolutional, sees maps, and its loss is on all vertices. Learning the encoder as well
+would take the training pictures and days.
+
+The paper's vertices are support, U and queries: `together`. By default a query asks its k nearest
+vertices among support and U (Delalleau et al., AISTATS 2005), score = Σ_i W_qi / √D_i F_i. It
+assumes no balance of classes, but α near 1 favours the class whose support is connected best.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -25,10 +30,14 @@ from torch import Tensor
 from torch.nn.functional import linear, softplus
 
 from fewgraft.methods.base import Method, MethodSpec, NovelWeights, Queries, Search, Solution, Task
+from fewgraft.methods.trained import TrainedMethod
 from fewgraft.methods.transductive.nearness import not_asked, propagated, squared_distances
 from fewgraft.prototypes import members_of, prototypes
 
 NARROWEST = 0.05  # a bandwidth, in root mean squared distances
+START = 0.3  # the same before training
+WIDTHS = (64, 8)  # of the network
+NEARLY_EQUAL = 1e-2
 
 
 @dataclass(frozen=True)
@@ -52,11 +61,60 @@ class TransductivePropagation(Method):
             return NovelWeights(prototypes(task.support, task.labels, task.ways), task.gamma)
         vertices = torch.cat([task.support, task.unlabelled], 1).double()
         scale = 1 / (self.sigma * mean_distance(vertices))
-        weights = edges(vertices * scale, self.neighbours)
-        scores = propagate(weights, targets(task.labels, task.ways, vertices), self.alpha)
-        return NeighbourScores(
-            vertices * scale, scores * weights.sum(-1, keepdim=True).rsqrt(), scale, self.neighbours
+        return spread_labels(task, lambda x: x * scale, self.neighbours, self.alpha)
+
+
+@dataclass(frozen=True)
+class LearntBandwidths(TrainedMethod):
+    """A network gives every picture its bandwidth."""
+
+    uses_unlabelled = True
+    pieces = "tpn-sigma"
+    search: ClassVar[Search] = {"neighbours": (5, 10, 20)}
+
+    neighbours: int = 10  # of a vertex, itself included
+    alpha: float = 0.99
+
+    def initial(
+        self, weights: Tensor, gamma: float, shots: int, rng: torch.Generator
+    ) -> dict[str, Tensor]:
+        """A network that gives nearly the same bandwidth to all."""
+        del gamma, shots
+        d, (wide, narrow) = weights.shape[1], WIDTHS
+        return {
+            "first": torch.randn(wide, d, generator=rng) * math.sqrt(2 / d),
+            "first_bias": torch.zeros(wide),
+            "second": torch.randn(narrow, wide, generator=rng) * math.sqrt(2 / wide),
+            "second_bias": torch.zeros(narrow),
+            "out": torch.randn(1, narrow, generator=rng) * NEARLY_EQUAL,
+            "out_bias": torch.full((1,), math.log(math.expm1(START - NARROWEST))),
+        }
+
+    def fit(self, task: Task) -> Solution:
+        """Without U a query is answered alone by the prototypes."""
+        learnt = self.learnt(task)
+        if not task.unlabelled.shape[1]:
+            return NovelWeights(prototypes(task.support, task.labels, task.ways), task.gamma)
+        layers = [
+            (learnt[name].double(), learnt[f"{name}_bias"].double())
+            for name in ("first", "second", "out")
+        ]
+        unit = mean_distance(torch.cat([task.support, task.unlabelled], 1).double())
+        return spread_labels(
+            task, lambda x: x / bandwidths(x, layers, unit), self.neighbours, self.alpha
         )
+
+
+Scale = Callable[[Tensor], Tensor]  # features x [E, n, d] in double precision → z [E, n, d]
+
+
+def spread_labels(task: Task, scale: Scale, neighbours: int, alpha: float) -> "NeighbourScores":
+    """Labels spread over the graph of support and U."""
+    vertices = scale(torch.cat([task.support, task.unlabelled], 1).double())
+    weights = edges(vertices, neighbours)
+    scores = propagate(weights, targets(task.labels, task.ways, vertices), alpha)
+    scores = scores * weights.sum(-1, keepdim=True).rsqrt()
+    return NeighbourScores(vertices, scores, scale, neighbours)
 
 
 def mean_distance(vertices: Tensor) -> Tensor:
@@ -69,16 +127,16 @@ def mean_distance(vertices: Tensor) -> Tensor:
     return torch.where(mean > 0, mean, torch.ones_like(mean))
 
 
-def bandwidths(vertices: Tensor, layers: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """σ [E, n, 1] of vertices [E, n, d] from a network of linear layers with ReLU between them.
+def bandwidths(features: Tensor, layers: Sequence[tuple[Tensor, Tensor]], unit: Tensor) -> Tensor:
+    """σ [E, n, 1] of features [E, n, d] from a network of linear layers with ReLU between them.
 
-    σ_i = (0.05 + softplus(network(x_i))) times the root mean squared distance: layers are weights
-    [out, in] and biases [out], the last with one output.
+    σ_i = (0.05 + softplus(network(x_i))) times the root mean squared distance of the task, `unit`
+    [E, 1, 1]: layers are weights [out, in] and biases [out], the last with one output.
     """
-    hidden = vertices
+    hidden = features
     for weight, bias in layers[:-1]:
         hidden = linear(hidden, weight, bias).relu()
-    return (NARROWEST + softplus(linear(hidden, *layers[-1]))) * mean_distance(vertices)
+    return (NARROWEST + softplus(linear(hidden, *layers[-1]))) * unit
 
 
 def targets(labels: Tensor, ways: int, vertices: Tensor) -> Tensor:
@@ -117,12 +175,12 @@ class NeighbourScores:
 
     vertices: Tensor  # z [E, n, d]
     scores: Tensor  # F / √D [E, n, N]
-    scale: Tensor  # 1 / σ [E, 1, 1]
+    scale: Scale
     neighbours: int
 
     def logits(self, queries: Queries) -> Tensor:
         """Log of the nearest vertices' scores."""
-        weights = similarities(queries.features.double() * self.scale, self.vertices)
+        weights = similarities(self.scale(queries.features.double()), self.vertices)
         scores = (weights * _largest(weights, self.neighbours)) @ self.scores
         return log_scores(scores, queries.features.dtype)
 
@@ -156,4 +214,7 @@ def log_scores(scores: Tensor, dtype: torch.dtype) -> Tensor:
 
 METHODS = (
     MethodSpec("tpn", "TPN, one σ", TransductivePropagation(), "algorithm-1", rank=23, joint=False),
+    MethodSpec(
+        "tpn-sigma", "TPN, learnt σ", LearntBandwidths(), "algorithm-1", rank=28, joint=False
+    ),
 )
