@@ -157,8 +157,8 @@ def command_lines(page: Path) -> Iterator[str]:
 
 
 def words_of(line: str) -> list[str]:
-    """A command without the variables before it, and without what launches it."""
-    return shlex.split(LAUNCH.sub("", line.strip()))
+    """A command without the variables before it, what launches it, and where its output goes."""
+    return shlex.split(LAUNCH.sub("", line.strip()).partition(" > ")[0])
 
 
 def parse(words: list[str]) -> None:

@@ -152,6 +152,27 @@ async def _soon(receive: Receive) -> Any:
         return {"type": "http.request"}
 
 
+def test_few_answers_are_computed_for_who_does_not_read() -> None:
+    asked = 0
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal asked
+        if scope["type"] != "http":
+            return
+        asked += 1
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"a" * 30_000})
+
+    with listening(app, Limits()) as port, connect(port) as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        one.sendall((b"GET / HTTP/1.1\r\n" + HOST + b"\r\n") * 300)
+        before = -1
+        while asked != before:
+            before = asked
+            time.sleep(0.3)
+        assert 1 <= asked < 50
+
+
 def test_in_a_crowd_whoever_waits_gives_way(tmp_path: Path) -> None:
     with serving(tmp_path, connections=4) as port:
         crowd = [connect(port) for _ in range(12)]

@@ -5,7 +5,9 @@ import io
 import math
 import re
 import shutil
+import subprocess
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -646,19 +648,36 @@ def test_every_format_has_every_number_in_a_sound_frame(real: Results, layout: s
     texts = [cell.text for section in table.sections for row in section.rows for cell in row[1:]]
     numbers = [text.split()[0] for text in texts if re.match(r"-?\d", text)]
     tex, md = latex(table), markdown(table)
+    narrow, said = without_constants(table)  # a column that says one thing is said in the note
     assert all(number in printed(table) and number in md for number in numbers)
     assert all(number.replace("-", "$-$") in tex for number in numbers)
-    width = len(table.columns)
+    width = len(narrow.columns)
     body = [line for line in tex.splitlines() if line.endswith(r"\\") and "multicol" not in line]
     assert len(body) == 1 + sum(len(section.rows) for section in table.sections)
     assert all(len(re.findall(r"(?<!\\)&", line)) == width - 1 for line in body)
     assert tex.count("{") == tex.count("}")
     assert tex.count("$") % 2 == 0
     grid = [line for line in md.splitlines() if line.startswith("|")]
-    narrow, said = without_constants(table)  # a column that says one thing is said in the note
     assert {line.count("|") for line in grid} == {len(narrow.columns) + 1}
     assert all(words in md.replace("\n", " ") for words in said)
     assert max(len(line) for line in md.splitlines() if line not in grid) <= 100
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("pdflatex"), reason="there is no TeX")
+def test_tables_compile_and_fit_the_page(real: Results, tmp_path: Path) -> None:
+    text = "".join(latex(build(real, layout, Choice(hyper=True))) for layout in LAYOUTS)
+    text += latex(replace(NASTY, title="α and σ", note="† ‡ ±"))
+    packages = r"\usepackage[utf8]{inputenc}\usepackage{adjustbox, amssymb, booktabs}"
+    (tmp_path / "paper.tex").write_text(
+        rf"\documentclass{{article}}{packages}\begin{{document}}{text}\end{{document}}"
+    )
+    words = ["pdflatex", "-halt-on-error", "-interaction=nonstopmode", "paper.tex"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "multiply defined" not in done.stdout
+    wide = re.findall(r"Overfull \\hbox \(([\d.]+)pt too wide", done.stdout)
+    assert [float(points) for points in wide if float(points) > 10] == []
 
 
 def test_a_row_that_was_not_computed_widens_no_table() -> None:

@@ -5,6 +5,7 @@ import io
 import math
 import re
 import textwrap
+import unicodedata
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
 from itertools import chain, groupby
@@ -165,6 +166,10 @@ _LATEX = {
     "↓": r"$\downarrow$",
     "±": r"$\pm$",
     "Δ": r"$\Delta$",
+    "α": r"$\alpha$",
+    "σ": r"$\sigma$",
+    "†": r"$\dagger$",
+    "‡": r"$\ddagger$",
     "²": r"$^2$",
     "✓": r"$\checkmark$",
     "–": "--",
@@ -180,13 +185,16 @@ def _in_latex(text: str) -> str:
 
 
 def latex(table: Table) -> str:
-    """For a paper, with booktabs."""
+    """For a paper, with booktabs; a wide one is scaled down to the width of the text."""
     table, footnotes = footnoted(table)
+    table, said = without_constants(table)
     lines = [
-        r"% \usepackage{amssymb, booktabs}",
+        r"% \usepackage{adjustbox, amssymb, booktabs}",
         r"\begin{table}",
         r"\centering",
         rf"\caption{{{_in_latex(table.title)}}}",
+        rf"\label{{tab:{_slug(table.title)}}}",
+        r"\begin{adjustbox}{max width=\textwidth}",
         rf"\begin{{tabular}}{{{_latex_alignment(table)}}}",
         r"\toprule",
         *_latex_groups(table),
@@ -201,13 +209,20 @@ def latex(table: Table) -> str:
     lines += [
         r"\bottomrule",
         r"\end{tabular}",
+        r"\end{adjustbox}",
         *(
-            rf"\par\smallskip{{\footnotesize {_in_latex(line)}}}"
-            for line in (table.note, *footnotes)
+            rf"\par\smallskip{{\footnotesize {_in_latex(line)}\par}}"
+            for line in (" ".join([table.note, *said]), *footnotes)
         ),
         r"\end{table}",
     ]
     return "\n".join([*lines, ""])
+
+
+def _slug(title: str) -> str:
+    """What \\ref calls a table: its title in letters, digits and hyphens."""
+    plain = unicodedata.normalize("NFKD", title).encode("ascii", "ignore").decode().lower()
+    return "-".join(re.findall(r"[a-z0-9]+", plain))
 
 
 def _latex_alignment(table: Table) -> str:

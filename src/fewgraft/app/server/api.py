@@ -1,12 +1,13 @@
 """The page and the JSON API: each request is a few lines over versions, jobs and uploads."""
 
 import asyncio
+import json
 import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import cache, partial
 from importlib import resources
 from typing import Any, TypeVar
 
@@ -89,6 +90,7 @@ def create_app(versions: Versions, token: str | None, limits: Limits | None = No
         description="Recognise photos, teach new classes, keep, discard and roll back.",
         docs_url=None,  # the usual pages load their scripts from elsewhere
         redoc_url=None,
+        openapi_url=None,  # which would write it anew for every request
         redirect_slashes=False,  # which would lead to whatever host the request names
         lifespan=life,
         responses={
@@ -148,6 +150,14 @@ def _add_page(app: FastAPI) -> None:
 
     for path, (name, kind) in PAGE.items():
         serve(path, name, kind)
+
+    @cache
+    def described() -> bytes:
+        return json.dumps(app.openapi(), ensure_ascii=False).encode()
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def description() -> Response:
+        return Response(described(), media_type="application/json")
 
 
 def _add_recognising(

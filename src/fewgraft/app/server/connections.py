@@ -7,6 +7,7 @@ connection looks at itself once a second: what it waits for, and for how long.
 import contextlib
 import heapq
 import json
+import socket
 from collections import Counter
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ ACCEPTED = 8  # at a time: what they have sent is read before many others come
 OTHER_FILES = 64  # that the server has open besides
 FILES = 4_096  # that it wants to be allowed
 READ = 32_768  # bytes at a time; asyncio's 256 KB add up where hundreds upload
+SEND = 32_768  # bytes of answers that are kept for who does not read them, here and by the system
 SECOND = 1.0
 LAST = 2.0  # seconds to read an answer when the server stops; less than uvicorn waits
 FRESH = 0.5  # seconds in which nobody can be called slow
@@ -95,6 +97,10 @@ class Connection(H11Protocol):
         """Come in, or be told that the house is full."""
         super().connection_made(transport)
         transport.max_size = READ
+        if (door := transport.get_extra_info("socket")) is not None:
+            # Otherwise megabytes of answers are computed for a sender who reads none of them.
+            door.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND)
+        transport.set_write_buffer_limits(high=SEND)
         self.address = self.client[0] if self.client else ""
         if self.door.enter(self):
             self.loop.call_later(SECOND, self._look)
