@@ -451,19 +451,20 @@ def test_slow_lessons_give_way_to_others(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(places, "FRESH", 1e-6)
     head = b"POST /api/learn HTTP/1.1\r\n" + HOST + FORM + b"Content-Length: 9000\r\n\r\n" + PART
     with serving(tmp_path, lessons=2) as port, contextlib.ExitStack() as senders:
-        slow = [senders.enter_context(connect(port)) for _ in range(5)]
+        slow = [senders.enter_context(connect(port)) for _ in range(2)]
         for one in slow:
             one.sendall(head)
-        while len(list(tmp_path.glob(".pending-*"))) < len(slow):
+        deadline = time.monotonic() + PATIENCE
+        while len(list(tmp_path.glob(".pending-*"))) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
         assert ask(port, post("/api/learn", PART + b"\r\n" + END))[0] == 422, "it is heard"
-        told = 0
+        told = b""
         for one in slow:
             one.sendall(b"more")
             one.settimeout(1.0)
             with contextlib.suppress(TimeoutError):
-                told += b"gave way to another" in answer(one)
-        assert told == 4, "one place of two is free, and the other one is still waited for"
+                told += answer(one)
+        assert told.count(b"gave way to another") == 1, "the other one is still waited for"
 
 
 def test_places_go_from_the_slowest_but_not_from_who_has_sent_all(
