@@ -24,6 +24,7 @@ from fewgraft.bench.runner import Bench, Job, in_this_process, run, versions
 from fewgraft.episodes import EpisodeSettings
 from fewgraft.errors import FewgraftError
 from fewgraft.metrics import Scores
+from fewgraft.ray_cluster import RayCluster
 from fewgraft.zoo import ZOO
 
 EPISODES = {"s2i": 150, "semi-fsl": 400}  # several chunks each
@@ -203,6 +204,20 @@ def test_a_chunk_that_kills_whoever_takes_it_ends_the_run(
 def test_no_cluster_at_the_address(bench: Bench) -> None:
     with ray_engine("127.0.0.1:1") as engine, pytest.raises(FewgraftError, match="cannot join"):
         list(engine(bench, job(), job().chunks))
+
+
+@needs_ray
+def test_a_cluster_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray raises a bare Exception where a busy machine takes too long."""
+    cluster = RayCluster()
+
+    def start(*_: object, **__: object) -> None:
+        raise Exception("the node timed out")
+
+    monkeypatch.setattr(cluster.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(cluster.ray, "init", start)
+    with pytest.raises(FewgraftError, match="does not start: the node timed out"):
+        cluster.connect()
 
 
 def test_a_machine_with_other_versions_is_refused() -> None:

@@ -71,18 +71,20 @@ def test_whitened_distances_are_those_of_a_linear_discriminant() -> None:
     assert (nearest == labels).sum() > (plain == labels).sum() + 10
 
 
-def test_whitening_inverts_the_shrunk_covariance() -> None:
-    features, labels = photos(5, 30)
+@pytest.mark.parametrize("width", [D, 400])
+def test_whitening_inverts_the_shrunk_covariance(width: int) -> None:
+    """With more photos than features, and with far fewer."""
+    features, labels = photos(5, 30, width=width)
     residuals = features - class_means(features, labels, 5)[labels]
     whitening = whitening_of(residuals, len(features) - 5, 0.5).double()
     covariance = residuals.double().T @ residuals.double() / (len(features) - 5)
-    mean = covariance.trace() / D
-    shrunk = 0.5 * covariance / mean + 0.5 * torch.eye(D, dtype=torch.double)
+    mean = covariance.trace() / width
+    shrunk = 0.5 * covariance / mean + 0.5 * torch.eye(width, dtype=torch.double)
     torch.testing.assert_close(
         whitening.T @ whitening, torch.linalg.inv(shrunk), rtol=1e-4, atol=1e-6
     )
-    assert torch.equal(whitening_of(residuals, 25, 1.0), torch.eye(D))
-    assert torch.equal(whitening_of(0 * residuals, 25, 0.5), torch.eye(D))
+    assert torch.equal(whitening_of(residuals, 25, 1.0), torch.eye(width))
+    assert torch.equal(whitening_of(0 * residuals, 25, 0.5), torch.eye(width))
 
 
 def test_the_shrinkage_is_that_of_ledoit_and_wolf_and_fades_where_photos_are_few() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fewgraft.errors import FewgraftError
+from fewgraft.extras import first_line
 
 _OBJECT_STORE = 100 * 2**20  # bytes; scores are small, and a container's shared memory often is too
 # Ray reads these when it is imported and when it starts.
@@ -49,15 +50,25 @@ class RayCluster:
         self._owns_connection = not self.ray.is_initialized()
         with _set(self._environment):
             if self._address is None:
-                self.ray.init(
-                    "local",
-                    num_cpus=self._cores or os.cpu_count(),
-                    include_dashboard=False,
-                    object_store_memory=_OBJECT_STORE,
-                    **quiet,
-                )
+                self._begin(quiet)
             else:
                 self._join(self._address, quiet)
+
+    def _begin(self, quiet: Mapping[str, Any]) -> None:
+        try:
+            self.ray.init(
+                "local",
+                num_cpus=self._cores or os.cpu_count(),
+                include_dashboard=False,
+                object_store_memory=_OBJECT_STORE,
+                **quiet,
+            )
+        except Exception as error:  # Ray has no kind of its own for a start that takes too long
+            raise FewgraftError(
+                f"Ray does not start: {first_line(error)}",
+                "A machine that is busy may need another try; without --engine ray all is computed "
+                "in this process.",
+            ) from None
 
     def _join(self, address: str, quiet: Mapping[str, Any]) -> None:
         host, _, port = address.removeprefix("ray://").rpartition(":")

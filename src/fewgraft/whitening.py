@@ -92,17 +92,34 @@ def whitening_of(
     d is r unless a width is given. The scale is free because lengths do not matter afterwards. In
     double precision: Σ of few photos is nearly singular.
     """
+    rows = residuals.double() / max(freedom, 1) ** 0.5  # Σ = RᵀR
+    mean_variance = rows.square().sum() / (width or residuals.shape[1])
     identity = torch.eye(residuals.shape[1], dtype=torch.float64)
-    if shrinkage >= 1:
+    if shrinkage >= 1 or mean_variance <= 0:
         return identity.to(residuals.dtype)
-    covariance = residuals.double().T @ residuals.double() / max(freedom, 1)
-    mean_variance = covariance.trace() / (width or residuals.shape[1])
-    if mean_variance <= 0:
-        return identity.to(residuals.dtype)
-    shrunk = (1 - shrinkage) * covariance / mean_variance + shrinkage * identity
-    factor = torch.linalg.cholesky(shrunk)
-    whitening: Tensor = torch.linalg.solve_triangular(factor, identity, upper=False)
-    return whitening.to(residuals.dtype)
+    rows = rows * ((1 - shrinkage) / mean_variance).sqrt()
+    root = _root_of_few if 2 * len(rows) < rows.shape[1] else _root_of_many
+    return root(rows, shrinkage, identity).to(residuals.dtype)
+
+
+def _root_of_many(rows: Tensor, shrinkage: float, identity: Tensor) -> Tensor:
+    """A with AᵀA = (RᵀR + λI)⁻¹ for rows R [n, r]."""
+    factor = torch.linalg.cholesky(rows.T @ rows + shrinkage * identity)
+    found: Tensor = torch.linalg.solve_triangular(factor, identity, upper=False)
+    return found
+
+
+def _root_of_few(rows: Tensor, shrinkage: float, identity: Tensor) -> Tensor:
+    """The same for few rows, symmetric: the identity less something in the space of these.
+
+    With RRᵀ = U S Uᵀ and T = √(S + λ): A = (I − RᵀU (T (T + √λ))⁻¹ UᵀR) / √λ.
+    """
+    values, vectors = torch.linalg.eigh(rows @ rows.T)
+    least = shrinkage**0.5
+    lengths = (values.clamp(min=0) + shrinkage).sqrt()
+    inside = (vectors / (lengths * (lengths + least)).sqrt()).T @ rows
+    found: Tensor = (identity - inside.T @ inside) / least
+    return found
 
 
 def estimated_shrinkage(residuals: Tensor, width: int | None = None) -> float:
