@@ -99,7 +99,7 @@ def label_points(axes: Axes, points: Sequence[Point]) -> None:
     """Names beside points, where no other name or point is; a line leads to a name further away."""
     figure = axes.get_figure(root=True)
     assert figure is not None
-    renderer = FigureCanvasAgg(figure).get_renderer()
+    renderer = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]
     figure.draw_without_rendering()  # so that places in the figure are known
     places = [axes.transData.transform((point.x, point.y)) for point in points]
     taken = [Bbox.from_bounds(x - 3, y - 3, 6, 6) for x, y in places]

@@ -52,7 +52,7 @@ def equally_many(pictures: Tensor, kept: Tensor) -> Iterator[tuple[Tensor, Tenso
     Gives episodes [e] that keep equally many, and what they keep [e, n', d].
     """
     counts = kept.sum(1)
-    for count in counts.unique().tolist():
+    for count in sorted(set(counts.tolist())):
         episodes = (counts == count).nonzero()[:, 0]
         rest = pictures[episodes][kept[episodes]]
         yield episodes, rest.view(len(episodes), count, pictures.shape[-1])
