@@ -160,7 +160,7 @@ class Views:
     def of(cls, task: Task, count: int) -> "Views":
         """Kept views of the task's pictures; U in the order of the data set."""
         pictures = pictures_of(task)
-        network, places = pictures.network, (pictures.support, pictures.unlabelled.sort(1).values)
+        network = pictures.network
 
         def seen(chosen: Tensor) -> Tensor:
             views = [
@@ -170,7 +170,7 @@ class Views:
             return torch.stack(views).view(count, *chosen.shape, -1)
 
         targets = members_of(task.labels, task.ways, task.support.dtype)
-        return cls(*(seen(chosen) for chosen in places), targets)
+        return cls(seen(pictures.support), seen(pictures.unlabelled.sort(1).values), targets)
 
     def batch(self, draws: list[Draws], step: int) -> "Batch":
         """What all episodes see in a step."""
