@@ -10,8 +10,8 @@ from fewgraft.methods.transductive.lst import (
     FIRST_STEPS,
     LAST_STEPS,
     STEPS,
-    OwnTeaching,
     LinearWeights,
+    OwnTeaching,
     SelfTraining,
     soft_weights,
 )
