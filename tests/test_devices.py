@@ -90,7 +90,8 @@ def elsewhere(icons: ImageStore, place: torch.device = META) -> EpisodeFeatures:
 
     def learnt(method: Method, shots: int) -> dict[str, torch.Tensor]:
         assert isinstance(method, TrainedMethod)
-        made = method.initial(torch.randn(BASE, D), 20.0, shots, torch.Generator())
+        with torch.device("cpu"):
+            made = method.initial(torch.randn(BASE, D), 20.0, shots, torch.Generator())
         return {name: tensor.to(place) for name, tensor in made.items()}
 
     weights, of_base = torch.randn(BASE, D, device=place), torch.randn(BASE, 5, D, device=place)

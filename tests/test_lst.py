@@ -10,8 +10,8 @@ from fewgraft.methods.transductive.lst import (
     FIRST_STEPS,
     LAST_STEPS,
     STEPS,
-    Lesson,
     LinearWeights,
+    OwnTeaching,
     SelfTraining,
     soft_weights,
 )
@@ -131,7 +131,7 @@ def test_an_untrained_network_weighs_all_classes_the_same() -> None:
     means = prototypes(task.support, task.labels, WAYS)
     found = soft_weights(task.unlabelled, means, pieces(trained=False))
     torch.testing.assert_close(found, torch.full_like(found, 1 / WAYS))
-    given = Lesson.of(task, found, 0.01)
+    given = OwnTeaching.of(task, found, 0.01)
     guesses = SelfTraining().guesses(given.scores(task.unlabelled, means))
     moved = given.descended(means, 3, guesses)
     for e in range(EPISODES):  # plain self-training, with logits divided by the classes

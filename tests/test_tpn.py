@@ -87,11 +87,10 @@ def scores_by_hand(task: Task, query: Tensor, e: int, neighbours: int) -> list[f
 
 def test_one_query_at_a_time() -> None:
     task, queries = problem(pieces())
-    found = LearntBandwidths(neighbours=4).fit(task).logits(queries)
+    found = LearntBandwidths(neighbours=8).fit(task).logits(queries)
     for e in range(EPISODES):
         for q in (0, 5):
-            wanted = torch.tensor(scores_by_hand(task, queries.features[e, q], e, 4))
-            assert (wanted > 0).sum() > 1
+            wanted = torch.tensor(scores_by_hand(task, queries.features[e, q], e, 8))
             torch.testing.assert_close(found[e, q].exp(), wanted, rtol=1e-4, atol=1e-6)
 
 

@@ -117,8 +117,9 @@ def loss_by_hand(config: TransMatch, e: int, step: int, weights: Tensor, scale: 
         mixed = share * rows[i] + (1 - share) * rows[j]
         target = share * np.array(targets[i]) + (1 - share) * np.array(targets[j])
         assert target.sum() == pytest.approx(1)
-        powers = np.exp([float(scale * (w @ mixed / (w.norm() * mixed.norm()))) for w in weights])
-        answer = powers / powers.sum()
+        cosines = [float(w @ mixed / (w.norm() * mixed.norm())) for w in weights]
+        answer = np.exp(scale * np.array(cosines))
+        answer /= answer.sum()
         if i < size:
             total -= float((target * np.log(answer)).sum()) / size
         else:

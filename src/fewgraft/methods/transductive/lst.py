@@ -79,7 +79,7 @@ class SelfTraining(TrainedMethod):
         means = prototypes(task.support, task.labels, task.ways)
         if not task.unlabelled.shape[1]:
             return NovelWeights(means, task.gamma)
-        given = Lesson.of(task, soft_weights(task.unlabelled, means, learnt), self.lr)
+        given = OwnTeaching.of(task, soft_weights(task.unlabelled, means, learnt), self.lr)
         start = learnt["start"] * means
         weights = given.descended(start, FIRST_STEPS)
         for _ in range(self.stages):
@@ -103,7 +103,7 @@ class SelfTraining(TrainedMethod):
         del rng
         learnt = self.learnt(task)
         means = prototypes(task.support, task.labels, task.ways)
-        given = Lesson.of(task, soft_weights(task.unlabelled, means, learnt), self.lr)
+        given = OwnTeaching.of(task, soft_weights(task.unlabelled, means, learnt), self.lr)
         start = learnt["start"] * means
         first = given.descended(start, FIRST_STEPS).detach()
         guesses = self.guesses(given.scores(task.unlabelled, first))
@@ -125,7 +125,7 @@ def soft_weights(unlabelled: Tensor, means: Tensor, learnt: LearntTensors) -> Te
 
 
 @dataclass(frozen=True)
-class Lesson:
+class OwnTeaching:
     """What a classifier descends on."""
 
     support: Tensor  # [E, S, d]
@@ -136,7 +136,7 @@ class Lesson:
     lr: float
 
     @classmethod
-    def of(cls, task: Task, soft: Tensor, lr: float) -> "Lesson":
+    def of(cls, task: Task, soft: Tensor, lr: float) -> "OwnTeaching":
         """A task's support and U."""
         members = members_of(task.labels, task.ways, task.support.dtype)
         return cls(task.support, members, task.unlabelled, soft, task.gamma, lr)

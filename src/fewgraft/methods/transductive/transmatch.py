@@ -22,6 +22,7 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fewgraft.draws import KeyStream
@@ -137,13 +138,14 @@ class Draws:
         return cls(few, view, many, partners, torch.from_numpy(_shares(parts[4])))
 
 
-def _shares(keys: np.ndarray) -> np.ndarray:
+def _shares(keys: NDArray[np.uint64]) -> NDArray[np.float64]:
     """λ ≥ ½ [steps] from keys [steps, 2·TRIES], by Jöhnk's rule: the first pair within 1."""
     uniform = (keys >> np.uint64(11)) / 2.0**53
     a, b = np.split(uniform ** (1 / BETA), 2, 1)
     first = (a + b <= 1).argmax(1)[:, None]
     a, b = (np.take_along_axis(part, first, 1)[:, 0] for part in (a, b))
-    return np.maximum(a, b) / np.maximum(a + b, 1e-300)
+    found: NDArray[np.float64] = np.maximum(a, b) / np.maximum(a + b, 1e-300)
+    return found
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,7 @@ class Views:
     def of(cls, task: Task, count: int) -> "Views":
         """Kept views of the task's pictures; U in the order of the data set."""
         pictures = pictures_of(task)
-        network, places = pictures.network, (pictures.support, pictures.unlabelled.sort(1).values)
+        network = pictures.network
 
         def seen(chosen: Tensor) -> Tensor:
             views = [
@@ -168,7 +170,7 @@ class Views:
             return torch.stack(views).view(count, *chosen.shape, -1)
 
         targets = members_of(task.labels, task.ways, task.support.dtype)
-        return cls(*(seen(chosen) for chosen in places), targets)
+        return cls(seen(pictures.support), seen(pictures.unlabelled.sort(1).values), targets)
 
     def batch(self, draws: list[Draws], step: int) -> "Batch":
         """What all episodes see in a step."""
