@@ -143,7 +143,7 @@ def test_phases_by_autograd_alone() -> None:
     for pictures, answers, share, steps, lr, moving in phases:
         velocity: dict[str | int, Tensor] = {}
         for _ in range(steps):
-            values: dict[str | int, Tensor] = {**block}
+            values: dict[str | int, Tensor] = dict(block.items())
             values |= {k: heads[k] for k in moving}
             leaves = {k: v.clone().requires_grad_() for k, v in values.items()}
             params = {name: leaves[name] for name in block}

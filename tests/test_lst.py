@@ -10,8 +10,8 @@ from fewgraft.methods.transductive.lst import (
     FIRST_STEPS,
     LAST_STEPS,
     STEPS,
-    LinearWeights,
     OwnTeaching,
+    SelfTrainedWeights,
     SelfTraining,
     soft_weights,
 )
@@ -105,7 +105,7 @@ def test_one_picture_at_a_time(config: SelfTraining) -> None:
     learnt = pieces()
     task, queries = problem(learnt)
     solution = config.fit(task)
-    assert isinstance(solution, LinearWeights)
+    assert isinstance(solution, SelfTrainedWeights)
     for e in range(EPISODES):
         wanted = fitted_by_hand(task, e, config, learnt)
         torch.testing.assert_close(solution.weights[e], wanted, rtol=1e-6, atol=1e-6)

@@ -450,7 +450,7 @@ def test_few_requests_of_many_files_at_a_time(tmp_path: Path) -> None:
 def test_slow_lessons_give_way_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(places, "FRESH", 1e-6)
     head = b"POST /api/learn HTTP/1.1\r\n" + HOST + FORM + b"Content-Length: 9000\r\n\r\n" + PART
-    with serving(tmp_path, lessons=2) as port, contextlib.ExitStack() as senders:
+    with serving(tmp_path, lessons=2, linger=0.1) as port, contextlib.ExitStack() as senders:
         slow = [senders.enter_context(connect(port)) for _ in range(2)]
         for one in slow:
             one.sendall(head)
@@ -461,7 +461,7 @@ def test_slow_lessons_give_way_to_others(tmp_path: Path, monkeypatch: pytest.Mon
         told = b""
         for one in slow:
             one.sendall(b"more")
-            one.settimeout(1.0)
+            one.settimeout(5.0)
             with contextlib.suppress(TimeoutError):
                 told += answer(one)
         assert told.count(b"gave way to another") == 1, "the other one is still waited for"

@@ -73,7 +73,7 @@ class SelfTraining(TrainedMethod):
             "out": torch.zeros(1, narrow),
         }
 
-    def fit(self, task: Task) -> "LinearWeights | NovelWeights":
+    def fit(self, task: Task) -> "SelfTrainedWeights | NovelWeights":
         """An empty unlabelled set leaves the prototypes."""
         learnt = self.learnt(task)
         means = prototypes(task.support, task.labels, task.ways)
@@ -86,7 +86,7 @@ class SelfTraining(TrainedMethod):
             guesses = self.guesses(given.scores(task.unlabelled, weights))
             weights = given.descended(start, STEPS[0], guesses)
             weights = given.descended(weights, STEPS[1])
-        return LinearWeights(given.descended(weights, LAST_STEPS), task.gamma)
+        return SelfTrainedWeights(given.descended(weights, LAST_STEPS), task.gamma)
 
     def guesses(self, logits: Tensor) -> Tensor:
         """Pseudo-labels [E, U, N] of logits [E, U, N]: 1 for the surest of each class, else 0."""
@@ -166,7 +166,7 @@ class OwnTeaching:
 
 
 @dataclass(frozen=True)
-class LinearWeights:
+class SelfTrainedWeights:
     """A linear classifier."""
 
     weights: Tensor  # [E, N, d]
