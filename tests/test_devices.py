@@ -52,6 +52,8 @@ FEWER: dict[str, dict[str, int]] = {
     "ici": {"per_round": 50},
     "tim-gd": {"steps": 3},
     "transmatch": {"steps": 2, "batch": 4},
+    "lcwof-block": {"steps": 2, "calibration_steps": 2},
+    "xtarnet-block": {},
 }
 
 
@@ -95,7 +97,9 @@ def elsewhere(icons: ImageStore, place: torch.device = META) -> EpisodeFeatures:
         return {name: tensor.to(place) for name, tensor in made.items()}
 
     weights, of_base = torch.randn(BASE, D, device=place), torch.randn(BASE, 5, D, device=place)
-    return EpisodeFeatures(lambda: bank, weights, 20.0, network, lambda: of_base, learnt)
+    found = EpisodeFeatures(lambda: bank, weights, 20.0, network, lambda: of_base, learnt)
+    found.base_pictures = torch.arange(5 * BASE).view(BASE, 5)
+    return found
 
 
 def model(icons: ImageStore) -> CosineModel:
@@ -108,7 +112,7 @@ def all_methods() -> dict[str, Method]:
     """With fewer steps; what is beside base classes is the same around every method."""
     found = {name: spec.method for name, spec in methods().items()}
     return {
-        name: method.changed(**FASTER if method.moves_network else FEWER.get(name, {}))
+        name: method.changed(**FEWER.get(name, FASTER if method.moves_network else {}))
         for name, method in found.items()
         if not isinstance(method, BesideBase) or name == "+soft-k-means"
     }

@@ -393,7 +393,7 @@ def test_the_table_has_a_column_a_method() -> None:
     table = sweep_table(made_up())
     assert [str(column.header) for column in table.columns] == ["", "A", "B"]
     assert list(table.columns[1].cells) == ["60.00 ± 1.00", "70.00 ± 2.00", "10.00 ± 0.50"]
-    assert len(METHODS) == 3
+    assert len(METHODS) == 4
 
 
 def test_many_methods_have_a_line_each() -> None:

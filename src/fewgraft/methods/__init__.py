@@ -85,8 +85,9 @@ def _of_file(path: Path) -> dict[str, MethodSpec]:
     """The methods that a file of the user's own defines; read again once it has changed."""
     if not path.is_file():
         raise FewgraftError(f"there is no file {path}", "Give a method's name or a Python file.")
-    specs = tuple(getattr(module_of(path), "METHODS", ()))
-    if not specs or not all(isinstance(spec, MethodSpec) for spec in specs):
+    specs = getattr(module_of(path), "METHODS", ())
+    listed = isinstance(specs, tuple | list)
+    if not listed or not specs or not all(isinstance(spec, MethodSpec) for spec in specs):
         raise FewgraftError(f"{path} defines no method", "It needs METHODS = (MethodSpec(...),).")
     for spec in specs:
         if spec.name in methods():

@@ -9,7 +9,7 @@ SMALL = 40  # pixels; up to here the narrow networks are at home
 META_STEPS = 120
 
 _PHOTOS = """\
-# {data}: photographs, {pictures:,} of them to train on. docs/recipes.md explains every setting.
+# {data}: photographs, {pictures:,} of them to train on.
 name = "{data}"
 data = "{data}"
 backbone = "{backbone}"
@@ -36,7 +36,7 @@ augmentation = {{ mirror = true }}
 validate_every = {meta_validate}
 """
 _DRAWINGS = """\
-# {data}: drawings, {pictures:,} of them to train on. docs/recipes.md explains every setting.
+# {data}: drawings, {pictures:,} of them to train on.
 name = "{data}"
 data = "{data}"
 backbone = "{backbone}"

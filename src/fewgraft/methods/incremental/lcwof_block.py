@@ -65,11 +65,11 @@ class BlockCalibration(Method):
         [novel] = prototypes(task.support[rows], task.labels[rows], task.ways)
         adapted = LinearWeights.start(pictures.network, directions(task.weights), novel)
         support, labels = pictures.support[e], task.labels[e] + len(task.weights)
-        learning = Descent(support, labels, 1.0, self.steps, self.lr)
+        learning = LearningPhase(support, labels, 1.0, self.steps, self.lr)
         self._descend(task, adapted, [adapted.novel], learning)
         stored = stored_pictures(pictures, len(task.weights))
         classes = torch.arange(len(stored), device=labels.device)
-        calibration = Descent(
+        calibration = LearningPhase(
             torch.cat([stored, support]),
             torch.cat([classes, labels]),
             CALIBRATION_SHARE,
@@ -80,7 +80,7 @@ class BlockCalibration(Method):
         return adapted.detached()
 
     def _descend(
-        self, task: Task, adapted: "LinearWeights", heads: list[Tensor], phase: "Descent"
+        self, task: Task, adapted: "LinearWeights", heads: list[Tensor], phase: "LearningPhase"
     ) -> None:
         """SGD on these heads and the block."""
         network = pictures_of(task).network
@@ -102,7 +102,7 @@ class BlockCalibration(Method):
 
 
 @dataclass(frozen=True)
-class Descent:
+class LearningPhase:
     """What is descended on: pictures [n] with their labels [n] among all classes."""
 
     pictures: Tensor
