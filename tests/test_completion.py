@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from novel_tasks import novel_task
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -35,21 +36,12 @@ def pieces(trained: bool = True) -> dict[str, Tensor]:
 
 
 def problem(learnt: dict[str, Tensor], absent: Tensor | None = None) -> tuple[Task, Queries]:
-    pile, queries = (directions(drawn(seed, EPISODES, 15, WIDTH)) for seed in (0, 1))
-    task = Task(
-        ways=WAYS,
-        support=directions(drawn(2, EPISODES, len(LABELS), WIDTH)),
-        labels=LABELS.expand(EPISODES, -1),
-        unlabelled=pile,
-        base_unlabelled=pile[..., :0],
-        weights=pile[0, :0],
-        gamma=10.0,
-        numbers=torch.arange(EPISODES),
-        base_features=directions(drawn(3, BASE, 5, WIDTH)),
-        learnt=learnt,
-        absent=absent,
+    unlabelled, queries = (directions(drawn(seed, EPISODES, 15, WIDTH)) for seed in (0, 1))
+    support = directions(drawn(2, EPISODES, len(LABELS), WIDTH))
+    base = directions(drawn(3, BASE, 5, WIDTH))
+    return novel_task(
+        support, LABELS, unlabelled, queries, base_features=base, learnt=learnt, absent=absent
     )
-    return task, Queries(queries, queries[..., :0])
 
 
 def leaky(x: Numbers) -> Numbers:

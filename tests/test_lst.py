@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from novel_tasks import novel_task
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -18,7 +19,7 @@ from fewgraft.methods.transductive.lst import (
 from fewgraft.prototypes import directions, prototypes
 
 pytestmark = pytest.mark.numerical
-EPISODES, WAYS, WIDTH, PILE = 2, 3, 8, 14
+EPISODES, WAYS, WIDTH, UNLABELLED = 2, 3, 8, 14
 LABELS = torch.tensor([0, 1, 1, 2, 2, 2])
 
 
@@ -41,22 +42,11 @@ def pieces(trained: bool = True) -> dict[str, Tensor]:
 
 
 def problem(learnt: dict[str, Tensor]) -> tuple[Task, Queries]:
-    pile, queries = (
-        directions(drawn(0, EPISODES, PILE, WIDTH)),
-        directions(drawn(1, EPISODES, 9, WIDTH)),
+    sizes = (UNLABELLED, 9, len(LABELS))
+    unlabelled, queries, support = (
+        directions(drawn(seed, EPISODES, size, WIDTH)) for seed, size in enumerate(sizes)
     )
-    task = Task(
-        ways=WAYS,
-        support=directions(drawn(2, EPISODES, len(LABELS), WIDTH)),
-        labels=LABELS.expand(EPISODES, -1),
-        unlabelled=pile,
-        base_unlabelled=pile[..., :0],
-        weights=pile[0, :0],
-        gamma=10.0,
-        numbers=torch.arange(EPISODES),
-        learnt=learnt,
-    )
-    return task, Queries(queries, queries[..., :0])
+    return novel_task(support, LABELS, unlabelled, queries, learnt=learnt)
 
 
 def weighed_by_hand(u: Tensor, mean: Tensor, learnt: dict[str, Tensor]) -> Tensor:
@@ -93,7 +83,7 @@ def fitted_by_hand(task: Task, e: int, config: SelfTraining, learnt: dict[str, T
         shares = (10 * pile @ weights.T).softmax(-1)
         guesses = []
         for c in range(WAYS):
-            own = [u for u in range(PILE) if int(shares[u].argmax()) == c]
+            own = [u for u in range(UNLABELLED) if int(shares[u].argmax()) == c]
             own.sort(key=lambda u: -float(shares[u].max()))
             guesses += [(u, c) for u in own[: config.per_class]]
         weights = descend(descend(start, STEPS[0], guesses), STEPS[1], [])

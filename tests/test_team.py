@@ -6,6 +6,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from novel_tasks import novel_task
 from sklearn.covariance import LedoitWolf
 from torch import Tensor
 
@@ -28,18 +29,11 @@ def drawn(seed: int, *shape: int) -> Tensor:
 
 
 def problem() -> tuple[Task, Queries]:
-    pile, queries = (directions(drawn(seed, EPISODES, 20, WIDTH)).float() for seed in (0, 1))
-    task = Task(
-        ways=WAYS,
-        support=directions(drawn(2, EPISODES, len(LABELS), WIDTH)).float(),
-        labels=LABELS.expand(EPISODES, -1),
-        unlabelled=pile,
-        base_unlabelled=pile[..., :0],
-        weights=pile[0, :0],
-        gamma=10.0,
-        numbers=torch.arange(EPISODES),
+    sizes = (20, 20, len(LABELS))
+    unlabelled, queries, support = (
+        directions(drawn(seed, EPISODES, size, WIDTH)).float() for seed, size in enumerate(sizes)
     )
-    return task, Queries(queries, queries[..., :0])
+    return novel_task(support, LABELS, unlabelled, queries)
 
 
 @pytest.mark.parametrize(("n", "width"), [(20, 6), (8, 30), (200, 4)])

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from novel_tasks import novel_task
 from torch import Tensor
 from torch.nn.functional import softplus
 
@@ -34,19 +35,8 @@ def problem(learnt: dict[str, Tensor]) -> tuple[Task, Queries]:
     def near(labels: Tensor, seed: int) -> Tensor:
         return directions(centres[:, labels] + 0.7 * drawn(seed, EPISODES, len(labels), WIDTH))
 
-    pile, queries = near(torch.arange(12) % WAYS, 1), near(torch.arange(6) % WAYS, 2)
-    task = Task(
-        ways=WAYS,
-        support=near(LABELS, 3),
-        labels=LABELS.expand(EPISODES, -1),
-        unlabelled=pile,
-        base_unlabelled=pile[..., :0],
-        weights=pile[0, :0],
-        gamma=10.0,
-        numbers=torch.arange(EPISODES),
-        learnt=learnt,
-    )
-    return task, Queries(queries, queries[..., :0])
+    unlabelled, queries = near(torch.arange(12) % WAYS, 1), near(torch.arange(6) % WAYS, 2)
+    return novel_task(near(LABELS, 3), LABELS, unlabelled, queries, learnt=learnt)
 
 
 def sigma_by_hand(x: Tensor, learnt: dict[str, Tensor]) -> float:
