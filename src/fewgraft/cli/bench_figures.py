@@ -216,6 +216,9 @@ def report(
     ] = None,
     split: Annotated[str | None, typer.Option(help="Show only rows of this split.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Show only rows of this seed.")] = None,
+    models: Annotated[
+        str | None, typer.Option(help="Show only rows of the models in this folder.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Write to this file; RESULTS/report.html if not given.")
     ] = None,
@@ -237,13 +240,14 @@ def report(
     from fewgraft.bench.tables import Choice
     from fewgraft.files import write_atomically
 
-    folder, choice = Results(results), Choice(episodes=episodes, split=split, seed=seed)
+    folder = Results(results)
+    choice = Choice(episodes=episodes, split=split, seed=seed, models=models)
     if figures:
         row = next(iter(chosen_rows(folder, choice).values()))
-        name, models = recipe or row.recipe, Path(row.models)
+        name, drawn_with = recipe or row.recipe, Path(row.models)
         drawn_seed = row.episode_settings["seed"]
-        ratio(name, episodes=row.episodes, seed=drawn_seed, models=models, out=results)
-        tsne(name, episode=episode, seed=drawn_seed, models=models, out=results)
+        ratio(name, episodes=row.episodes, seed=drawn_seed, models=drawn_with, out=results)
+        tsne(name, episode=episode, seed=drawn_seed, models=drawn_with, out=results)
     text = page(find(folder, choice, episode, Bench()))
     path = out or results / "report.html"
     with writing(path):
