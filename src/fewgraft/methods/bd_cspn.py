@@ -32,7 +32,7 @@ class BiasDiminishing(Method):
     """One step of hard assignment and weighted re-estimation, after the shift."""
 
     uses_unlabelled = True
-    search: ClassVar[Search] = {"sharpness": (0.3, 1.0, 3.0, 10.0)}
+    search: ClassVar[Search] = {"sharpness": (0.1, 0.3, 1.0, 3.0, 10.0)}
 
     sharpness: float = 1.0  # ε
     shift: bool = True  # move U by ξ

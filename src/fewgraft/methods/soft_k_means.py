@@ -22,7 +22,7 @@ class SoftKMeans(Method):
     """One or more steps of soft assignment and re-estimation."""
 
     uses_unlabelled = True
-    search: ClassVar[Search] = {"steps": (1, 2, 3, 5), "scale": (5.0, 10.0, 20.0)}
+    search: ClassVar[Search] = {"steps": (1, 2, 3, 5, 10), "scale": (5.0, 10.0, 20.0)}
 
     steps: int = 1
     scale: float = 10.0  # of the squared distances between directions

@@ -42,7 +42,7 @@ class VariationalMixture(Method):
     uses_base_features = True
     search: ClassVar[Search] = {
         "temperature": (4.0, 10.0, 25.0, 50.0),
-        "start_temperature": (10.0, 25.0),
+        "start_temperature": (5.0, 10.0, 25.0, 50.0),
     }
     search_by = "coordinates"
 

@@ -33,7 +33,7 @@ class RectifiedByClass(Method):
 
     uses_unlabelled = True
     uses_base_features = True
-    search: ClassVar[Search] = {"sharpness": (3.0, 10.0, 30.0)}
+    search: ClassVar[Search] = {"sharpness": (1.0, 3.0, 10.0, 30.0, 100.0)}
 
     sharpness: float = 10.0  # ε
 

@@ -43,7 +43,7 @@ class PrototypePropagation(Method):
     """The authors' values for balanced tasks."""
 
     uses_unlabelled = True
-    search: ClassVar[Search] = {"sharpness": (5.0, 10.0, 20.0), "power": (0.5, 0.7)}
+    search: ClassVar[Search] = {"sharpness": (5.0, 10.0, 20.0, 40.0), "power": (0.5, 0.7, 1.0)}
     search_by = "coordinates"
 
     steps: int = 100

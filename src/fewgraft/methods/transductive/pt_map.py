@@ -36,7 +36,7 @@ class PowerTransport(Method):
     """The authors' values are the same for all data sets and shots."""
 
     uses_unlabelled = True
-    search: ClassVar[Search] = {"sharpness": (5.0, 10.0, 20.0), "power": (0.5, 0.7)}
+    search: ClassVar[Search] = {"sharpness": (5.0, 10.0, 20.0, 40.0), "power": (0.5, 0.7, 1.0)}
     search_by = "coordinates"
 
     steps: int = 20

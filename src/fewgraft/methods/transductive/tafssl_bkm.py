@@ -34,7 +34,7 @@ class ClusterNeighbours(Method):
     """Size of the subspace, and how clusters count."""
 
     uses_unlabelled = True
-    search: ClassVar[Search] = {"dimensions": (4, 10, 20), "centring": ("joint", "apart")}
+    search: ClassVar[Search] = {"dimensions": (4, 10, 20, 40), "centring": ("joint", "apart")}
     search_by = "coordinates"
 
     dimensions: int = 10

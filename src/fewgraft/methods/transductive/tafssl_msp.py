@@ -30,7 +30,7 @@ class SurestPrototypes(Method):
     """Size of the subspace, rounds, and who is sure."""
 
     uses_unlabelled = True
-    search: ClassVar[Search] = {"dimensions": (4, 10, 20), "centring": ("joint", "apart")}
+    search: ClassVar[Search] = {"dimensions": (4, 10, 20, 40), "centring": ("joint", "apart")}
     search_by = "coordinates"
 
     dimensions: int = 10

@@ -117,7 +117,11 @@ class InformationMaximisation(Method):
 class GradientTIM(InformationMaximisation):
     """TIM-GD."""
 
-    search: ClassVar[Search] = {"w_marginal": (0.3, 1.0, 3.0), "w_conditional": (0.03, 0.1, 0.3)}
+    search: ClassVar[Search] = {
+        "temperature": (10.0, 15.0, 30.0),
+        "w_marginal": (0.3, 1.0, 3.0),
+        "w_conditional": (0.03, 0.1, 0.3),
+    }
     search_by = "coordinates"
 
 

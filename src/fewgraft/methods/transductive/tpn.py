@@ -45,7 +45,7 @@ class TransductivePropagation(Method):
     """Bandwidth, neighbours and α."""
 
     uses_unlabelled = True
-    search: ClassVar[Search] = {"sigma": (0.05, 0.1, 0.15, 0.2, 0.3), "neighbours": (5, 10, 20)}
+    search: ClassVar[Search] = {"sigma": (0.1, 0.15, 0.2, 0.3, 0.5), "neighbours": (5, 10, 20)}
     search_by = "coordinates"
 
     sigma: float = 0.3  # in root mean squared distances of the task
