@@ -22,7 +22,11 @@ FEW_SHOTS, ALPHA_OF_FEW, ALPHA_OF_MORE = 5, 2.0, 7.0
 class AlphaTIM(InformationMaximisation):
     """Tsallis entropies instead of Shannon's, to which α → 1 leads."""
 
-    search: ClassVar[Search] = {"alpha": (2.0, 4.0, 7.0)}
+    search: ClassVar[Search] = {
+        "temperature": (5.0, 10.0, 15.0, 30.0, 60.0),
+        "alpha": (2.0, 4.0, 7.0),
+    }
+    search_by = "coordinates"
 
     w_support: float = 1.0
     w_conditional: float = 1.0
