@@ -45,8 +45,7 @@ class TransductivePropagation(Method):
     """Bandwidth, neighbours and α."""
 
     uses_unlabelled = True
-    search: ClassVar[Search] = {"sigma": (0.1, 0.15, 0.2, 0.3, 0.5), "neighbours": (5, 10, 20)}
-    search_by = "coordinates"
+    search: ClassVar[Search] = {"sigma": (0.1, 0.15, 0.2, 0.3, 0.5), "neighbours": (5, 10, 20, 40)}
 
     sigma: float = 0.3  # in root mean squared distances of the task
     neighbours: int = 20  # of a vertex, itself included
