@@ -23,7 +23,7 @@ class AlphaTIM(InformationMaximisation):
     """Tsallis entropies instead of Shannon's, to which α → 1 leads."""
 
     search: ClassVar[Search] = {
-        "temperature": (5.0, 10.0, 15.0, 30.0, 60.0),
+        "temperature": (2.5, 5.0, 10.0, 15.0, 30.0),
         "alpha": (2.0, 4.0, 7.0),
     }
     search_by = "coordinates"

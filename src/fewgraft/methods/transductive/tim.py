@@ -118,9 +118,9 @@ class GradientTIM(InformationMaximisation):
     """TIM-GD."""
 
     search: ClassVar[Search] = {
-        "temperature": (5.0, 10.0, 15.0, 30.0, 60.0),
-        "w_marginal": (0.3, 1.0, 3.0),
-        "w_conditional": (0.03, 0.1, 0.3),
+        "temperature": (2.5, 5.0, 10.0, 15.0, 30.0),
+        "w_marginal": (0.3, 1.0, 3.0, 10.0),
+        "w_conditional": (0.03, 0.1, 0.3, 1.0),
     }
     search_by = "coordinates"
 
