@@ -30,7 +30,7 @@ class BesideBase(Method):
 
     uses_unlabelled = True
     at_a_time = 300  # so that some of them have equally many pictures left
-    search: ClassVar[Search] = {"scale": (0.1, 0.3, 1.0, 3.0)}
+    search: ClassVar[Search] = {"scale": (0.1, 0.3, 1.0, 3.0, 10.0)}
     for_answers = ("scale",)
 
     inner: Method  # X
