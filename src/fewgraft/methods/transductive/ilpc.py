@@ -252,15 +252,15 @@ def mean_losses(features: Tensor, members: Tensor, targets: Tensor, used: Tensor
     share = (used / used.sum(1, keepdim=True)).float()[:, None]
     targets = targets.transpose(1, 2).float()
     given = (logits, products, share, targets)
-    losses, missed = _followed(*given, course(STEPS, MOMENTUM, LONGEST))
+    losses, missed = _followed(course(STEPS, MOMENTUM, LONGEST), *given)
     e = (missed > MOST_MISSED).nonzero()[:, 0]  # episodes that want every step
     if len(e):
-        losses[e] = _followed(*(x[e] for x in given), course(STEPS, MOMENTUM, 1))[0]
+        losses[e] = _followed(course(STEPS, MOMENTUM, 1), *(x[e] for x in given))[0]
     return losses
 
 
 def _followed(
-    logits: Tensor, products: Tensor, share: Tensor, targets: Tensor, way: Course
+    way: Course, logits: Tensor, products: Tensor, share: Tensor, targets: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Mean losses [E, n], and how far an expected step was off [E], for logits [E, N, n]."""
     wanted, moves = share * targets, way.moves.to(logits)
