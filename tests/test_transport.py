@@ -23,11 +23,11 @@ from fewgraft.methods.transductive.ilpc import (
     lowest,
     mean_losses,
     propagator,
-    regressions,
 )
 from fewgraft.methods.transductive.nearness import class_logits
 from fewgraft.methods.transductive.power import power_transform
 from fewgraft.methods.transductive.pt_map import PowerTransport
+from fewgraft.methods.transductive.regression import linear, regressions
 from fewgraft.methods.transductive.spans import principal_axes
 from fewgraft.methods.transductive.tim import Evidence, GradientTIM
 from fewgraft.methods.transductive.transport import Centres, equal_shares, scaled, transport_plan
@@ -463,12 +463,11 @@ def test_all_of_the_pile_gets_labels_and_shares_run_out() -> None:
 @pytest.mark.parametrize("ways", [2, 3])
 def test_the_regression_is_scikit_learns(ways: int) -> None:
     features, labels = made(11, 2, 12, 5), (torch.arange(12) % ways).expand(2, -1)
-    weights, biases = regressions(features, labels, ways, 10.0)
-    found = (features @ weights.transpose(1, 2) + biases[:, None]).log_softmax(-1)
+    found = linear(features, regressions(features, labels, ways, 10.0)).log_softmax(-1)
     for x, y, logs in zip(features, labels, found, strict=True):
-        model = LogisticRegression(C=10.0, max_iter=1000).fit(x.float().numpy(), y.numpy())
-        expected = torch.from_numpy(model.predict_log_proba(x.float().numpy())).double()
-        torch.testing.assert_close(logs, expected, rtol=1e-4, atol=1e-5)
+        model = LogisticRegression(C=10.0, max_iter=1000).fit(x.numpy(), y.numpy())
+        expected = torch.from_numpy(model.predict_log_proba(x.numpy()))
+        torch.testing.assert_close(logs, expected, rtol=0, atol=1e-7)
 
 
 # --- the mixture ---

@@ -27,16 +27,15 @@ The classifier's bias begins at 0, where the original's is random. Edges with a 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
-import numpy as np
 import torch
-from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from fewgraft.methods.base import Method, MethodSpec, NovelWeights, Queries, Search, Task
 from fewgraft.methods.transductive.descent import PAST, Course, course
 from fewgraft.methods.transductive.power import Negatives, power_transform
+from fewgraft.methods.transductive.regression import linear, regressions
 from fewgraft.methods.transductive.transport import LEAST, transport_plan
 from fewgraft.prototypes import class_sums, directions, join_logits, members_of, prototypes
 
@@ -73,8 +72,8 @@ class LabelCleaning(Method):
             return NovelWeights(prototypes(task.support, task.labels, task.ways), task.gamma)
         features, mean = self.placed(task.support, task.unlabelled)
         labels = self.cleaned(features, task.labels, task.ways).labels
-        weights, biases = regressions(features, labels, task.ways, self.strength)
-        return LabelledRegression(weights, biases, mean, self)
+        weights = regressions(features, labels, task.ways, self.strength)
+        return LabelledRegression(weights, mean, self)
 
     def powers(self, features: Tensor) -> Tensor:
         """Of features [E, n, d], in double precision."""
@@ -281,26 +280,6 @@ def _followed(
     return -(total * targets).sum(1).double(), missed
 
 
-def regressions(
-    features: Tensor, labels: Tensor, ways: int, strength: float
-) -> tuple[Tensor, Tensor]:
-    """Weights [E, N, d] and biases [E, N] of a logistic regression per episode."""
-    found = [_regression(x, y, ways, strength) for x, y in zip(features, labels, strict=True)]
-    weights, biases = (torch.from_numpy(np.stack(part)) for part in zip(*found, strict=True))
-    return weights.to(features), biases.to(features)
-
-
-def _regression(features: Tensor, labels: Tensor, ways: int, strength: float) -> tuple[Any, Any]:
-    if ways == 1:
-        return np.zeros((1, features.shape[1])), np.zeros(1)
-    model = LogisticRegression(C=strength, max_iter=1000)
-    model.fit(features.numpy(force=True), labels.numpy(force=True))
-    weights, biases = model.coef_, model.intercept_
-    if ways == 2:  # one row, for the second class against the first
-        weights, biases = np.vstack([0 * weights, weights]), np.append(0.0, biases)
-    return weights, biases
-
-
 # --- the answers ---
 
 
@@ -308,16 +287,14 @@ def _regression(features: Tensor, labels: Tensor, ways: int, strength: float) ->
 class LabelledRegression:
     """The logistic regression of S ∪ U."""
 
-    weights: Tensor  # [E, N, d]
-    biases: Tensor  # [E, N]
+    weights: Tensor  # [E, N, d+1]
     mean: Tensor  # of S ∪ U [E, 1, d]
     method: LabelCleaning
 
     def logits(self, queries: Queries) -> Tensor:
         """Logarithms of probabilities, each query alone; a centred query keeps its length."""
         placed = self.method.powers(queries.features) - self.mean
-        scores = placed @ self.weights.transpose(1, 2) + self.biases[:, None]
-        found = scores.log_softmax(-1).to(queries.features.dtype)
+        found = linear(placed, self.weights).log_softmax(-1).to(queries.features.dtype)
         return join_logits(queries.base_logits, found)
 
 
