@@ -16,17 +16,18 @@ from fewgraft.methods.base import Method, Queries, Task
 from fewgraft.methods.nearest_prototype import NearestPrototype
 from fewgraft.methods.transductive.alpha_tim import AlphaTIM
 from fewgraft.methods.transductive.bavardage import VariationalMixture
+from fewgraft.methods.transductive.descent import PAST, course
 from fewgraft.methods.transductive.ilpc import (
     LabelCleaning,
     Labelling,
     lowest,
     mean_losses,
     propagator,
-    regressions,
 )
 from fewgraft.methods.transductive.nearness import class_logits
 from fewgraft.methods.transductive.power import power_transform
 from fewgraft.methods.transductive.pt_map import PowerTransport
+from fewgraft.methods.transductive.regression import linear, regressions
 from fewgraft.methods.transductive.spans import principal_axes
 from fewgraft.methods.transductive.tim import Evidence, GradientTIM
 from fewgraft.methods.transductive.transport import Centres, equal_shares, scaled, transport_plan
@@ -379,6 +380,53 @@ def test_losses_are_those_of_a_linear_layer_in_training() -> None:
     torch.testing.assert_close(found, total / 1000, rtol=1e-4, atol=1e-5)
 
 
+def test_long_steps_lead_where_short_ones_do() -> None:
+    """A descent whose gradients are a cubic in time is followed exactly, and its mean too."""
+    way, x, total = course(200, 0.9, 8), torch.zeros(1).double(), 0.0
+
+    def gradient(step: int) -> float:
+        return (step / 200) ** 3 - 0.3 * step / 200 + 0.1
+
+    state = torch.zeros(1 + PAST, 1, dtype=torch.float64)
+    for i, weight in enumerate(way.shares):
+        total += weight * x.item()
+        state[1 + i % PAST] = gradient(way.looks[i])
+        if i < len(way.moves):
+            speed, moved, expected = way.moves[i] @ state
+            if i >= PAST:
+                assert expected.item() == pytest.approx(gradient(way.looks[i + 1]))
+            state[0], x = speed, x - moved
+    speed, place, places = 0.0, 0.0, []
+    for step in range(200):
+        places.append(place)
+        speed = 0.9 * speed + gradient(step)
+        place -= speed
+    assert len(way.looks) < 110
+    assert way.looks[-1] == 199
+    assert x.item() == pytest.approx(places[-1])
+    assert total == pytest.approx(sum(places) / 200, rel=1e-5)
+
+
+def test_episodes_whose_descent_is_not_smooth_are_followed_step_by_step() -> None:
+    """Labels at random between two classes: the bias swings as long as steps are long."""
+    features = normalize(made(21, 2, 40, 8), dim=-1)
+    labels = torch.arange(80).reshape(2, 40) * 7 % 11 % 2
+    targets = members_of(labels, 2, torch.float64)
+    members, used = targets * (torch.arange(40) < 4)[None, :, None], torch.ones(2, 40).bool()
+    found = mean_losses(features, members, targets, used)
+    weights = normalize(members.transpose(1, 2) @ features, dim=-1)
+    bias, total = torch.zeros(2, 2, 1).double(), torch.zeros(2, 40).double()
+    speed, bias_speed = torch.zeros_like(weights), torch.zeros_like(bias)
+    for _ in range(1000):
+        logs = (weights @ features.transpose(1, 2) + bias).log_softmax(1).transpose(1, 2)
+        total -= (logs * targets).sum(-1)
+        pull = (logs.exp() - targets).transpose(1, 2) / 40
+        speed = 0.9 * speed + pull @ features + 5e-4 * weights
+        bias_speed = 0.9 * bias_speed + pull.sum(2, keepdim=True) + 5e-4 * bias
+        weights, bias = weights - 0.1 * speed, bias - 0.1 * bias_speed
+    torch.testing.assert_close(found, total / 1000, rtol=1e-4, atol=1e-5)
+
+
 def test_the_graph_against_its_definition() -> None:
     features = normalize(made(10, 1, 9, 4), dim=-1)
     factor, x = propagator(features, 3, 0.8)[0], features[0]
@@ -415,12 +463,11 @@ def test_all_of_the_pile_gets_labels_and_shares_run_out() -> None:
 @pytest.mark.parametrize("ways", [2, 3])
 def test_the_regression_is_scikit_learns(ways: int) -> None:
     features, labels = made(11, 2, 12, 5), (torch.arange(12) % ways).expand(2, -1)
-    weights, biases = regressions(features, labels, ways, 10.0)
-    found = (features @ weights.transpose(1, 2) + biases[:, None]).log_softmax(-1)
+    found = linear(features, regressions(features, labels, ways, 10.0)).log_softmax(-1)
     for x, y, logs in zip(features, labels, found, strict=True):
-        model = LogisticRegression(C=10.0, max_iter=1000).fit(x.float().numpy(), y.numpy())
-        expected = torch.from_numpy(model.predict_log_proba(x.float().numpy())).double()
-        torch.testing.assert_close(logs, expected, rtol=1e-4, atol=1e-5)
+        model = LogisticRegression(C=10.0, max_iter=1000).fit(x.numpy(), y.numpy())
+        expected = torch.from_numpy(model.predict_log_proba(x.numpy()))
+        torch.testing.assert_close(logs, expected, rtol=0, atol=1e-7)
 
 
 # --- the mixture ---

@@ -23,11 +23,11 @@ matter. The authors' second version (LLE in place of PCA) is not here.
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fewgraft.methods.base import Method, MethodSpec, NovelWeights, Queries, Search, Solution, Task
+from fewgraft.methods.transductive.regression import linear, regressions
 from fewgraft.prototypes import directions, members_of, prototypes
 
 ALPHAS, SMALLEST = 100, 1e-3  # how many, and the last as a share of the first
@@ -60,14 +60,15 @@ class InstanceCredibility(Method):
         chosen[:, :n_support] = True
         labels = torch.zeros_like(chosen, dtype=torch.int64)
         labels[:, :n_support] = task.labels
-        weights = learn(pictures, labels, chosen, self.strength)
+        weights = regressions(pictures, labels, task.ways, self.strength, chosen)
         while not chosen.all():
             e = (~chosen.all(1)).nonzero()[:, 0]  # episodes that go on
             guessed = linear(pictures[e], weights[e]).argmax(-1)
             labels[e, n_support:] = guessed[:, n_support:]
             order = self.order(components[e], members_of(labels[e], task.ways, pictures.dtype))
             chosen[e] |= first_of_each(order, labels[e], chosen[e], task.ways, self.per_round)
-            weights[e] = learn(pictures[e], labels[e], chosen[e], self.strength)
+            given = pictures[e], labels[e], task.ways, self.strength, chosen[e]
+            weights[e] = regressions(*given)
         return LearntClassifier(weights)
 
     def order(self, components: Tensor, labels: Tensor) -> Tensor:
@@ -77,27 +78,6 @@ class InstanceCredibility(Method):
         if self.ties == "length":
             order = length.argsort(dim=1)
         return order.gather(1, since.gather(1, order).argsort(dim=1, stable=True))
-
-
-def learn(pictures: Tensor, labels: Tensor, chosen: Tensor, strength: float) -> Tensor:
-    """Logistic regression on the chosen of pictures [E, n, d] → weights and intercepts [E, N, d+1].
-
-    scikit-learn's, whose rule to stop is part of the paper's method: pseudo-labels change with it.
-    """
-    from sklearn.linear_model import LogisticRegression
-
-    found = []
-    for x, y, rows in zip(pictures.cpu(), labels.cpu(), chosen.cpu(), strict=True):
-        model = LogisticRegression(C=strength, max_iter=1000).fit(x[rows].numpy(), y[rows].numpy())
-        padded = np.concatenate([model.coef_, model.intercept_[:, None]], 1)
-        two = len(padded) == 1  # classes, of which the first has score 0
-        found.append(np.concatenate([np.zeros_like(padded), padded]) if two else padded)
-    return torch.from_numpy(np.stack(found)).to(pictures)
-
-
-def linear(features: Tensor, weights: Tensor) -> Tensor:
-    """Scores [E, n, N] of features [E, n, d] with weights and intercepts [E, N, d+1]."""
-    return features @ weights[..., :-1].transpose(1, 2) + weights[:, None, :, -1]
 
 
 def principal(pictures: Tensor, count: int) -> Tensor:
@@ -121,7 +101,7 @@ def credibility(components: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """
     z, y = (x.transpose(1, 2).contiguous() for x in (components, labels))
     slopes = y @ components  # least squares: Z is orthonormal
-    largest = (y - slopes @ z).norm(dim=1).amax(-1)  # nα where all offsets are 0
+    largest = lengths_of(y - slopes @ z).amax(-1)  # nα where all offsets are 0
     shares = [SMALLEST ** (place / (ALPHAS - 1)) for place in range(ALPHAS)]
     since = torch.full(labels.shape[:2], ALPHAS, device=labels.device)
     relative = labels.new_zeros(labels.shape[:2])
@@ -143,19 +123,27 @@ def huber(z: Tensor, y: Tensor, threshold: Tensor, slopes: Tensor) -> tuple[Tens
     converged stays as it is.
     """
     ridge = TINY * torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
-    slopes, lengths = slopes.clone(), (y - slopes @ z).norm(dim=1)
+    slopes, lengths = slopes.clone(), lengths_of(torch.baddbmm(y, slopes, z, alpha=-1))
     e = torch.arange(len(y), device=y.device)  # episodes that move
+    now, far, most = slopes, lengths, threshold[:, None]
     for _ in range(MOST_STEPS):
-        z_e, y_e = z[e], y[e]
-        weighted = z_e * (threshold[e, None] / lengths[e].clamp(min=TINY)).clamp(max=1.0)[:, None]
-        moments = weighted @ z_e.transpose(1, 2) + ridge
-        found = torch.linalg.solve(moments, weighted @ y_e.transpose(1, 2)).transpose(1, 2)
-        change = (found - slopes[e]).abs().amax((1, 2))
-        slopes[e], lengths[e] = found, (y_e - found @ z_e).norm(dim=1)
-        e = e[change >= TOLERANCE]
-        if not len(e):
+        weighted = z * (most / far.clamp(min=TINY)).clamp_(max=1.0)[:, None]
+        moments = torch.baddbmm(ridge, weighted, z.transpose(1, 2))
+        found = torch.linalg.solve(moments, weighted @ y.transpose(1, 2)).transpose(1, 2)
+        change = (found - now).abs_().amax((1, 2))
+        now, far = found, lengths_of(torch.baddbmm(y, found, z, alpha=-1))
+        slopes[e], lengths[e] = now, far
+        moving = (change >= TOLERANCE).nonzero()[:, 0]
+        if not len(moving):
             break
+        if len(moving) < len(e):
+            e, z, y, most, now, far = (x[moving] for x in (e, z, y, most, now, far))
     return slopes, lengths
+
+
+def lengths_of(residuals: Tensor) -> Tensor:
+    """‖r_i‖ of residuals [E, N, n] → [E, n]; quicker than a norm along rows that are far apart."""
+    return residuals.square().sum(1).sqrt_()
 
 
 def first_of_each(order: Tensor, labels: Tensor, chosen: Tensor, ways: int, count: int) -> Tensor:

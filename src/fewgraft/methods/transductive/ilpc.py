@@ -19,6 +19,7 @@ left for a class takes the place of equal shares, and rounds go on until B is em
 The method assumes that U holds equally many pictures of each class. The graph never changes, since
 pictures only move from B to S; and descent on a linear classifier can be followed in the logits
 L [n, N] alone, for they move by (X Xᵀ + 1)(p − y) from step to step, decay and momentum included.
+Most of the 1000 steps need not be computed to know them (descent.py).
 The classifier's bias begins at 0, where the original's is random. Edges with a negative cosine are
 0: their cubes would give degrees below 0. There is no place for base classes in it.
 """
@@ -26,22 +27,23 @@ The classifier's bias begins at 0, where the original's is random. Edges with a 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
-import numpy as np
 import torch
-from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from fewgraft.methods.base import Method, MethodSpec, NovelWeights, Queries, Search, Task
+from fewgraft.methods.transductive.descent import PAST, Course, course
 from fewgraft.methods.transductive.power import Negatives, power_transform
+from fewgraft.methods.transductive.regression import linear, regressions
 from fewgraft.methods.transductive.transport import LEAST, transport_plan
 from fewgraft.prototypes import class_sums, directions, join_logits, members_of, prototypes
 
 LR, MOMENTUM, DECAY, STEPS = 0.1, 0.9, 5e-4, 1000  # of the linear classifier
 NEVER = 10**9  # a round that does not come
 FEWEST = 5  # a round that finds fewer is the last
-AT_A_TIME = 1_000_000  # numbers of products: they stay near the processor from step to step
+LONGEST, MOST_MISSED = 8, 1e-5  # steps at a time, and the error of an expected one
+AT_A_TIME = 250_000  # numbers of products: they stay near the processor from step to step
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,8 @@ class LabelCleaning(Method):
             return NovelWeights(prototypes(task.support, task.labels, task.ways), task.gamma)
         features, mean = self.placed(task.support, task.unlabelled)
         labels = self.cleaned(features, task.labels, task.ways).labels
-        weights, biases = regressions(features, labels, task.ways, self.strength)
-        return LabelledRegression(weights, biases, mean, self)
+        weights = regressions(features, labels, task.ways, self.strength)
+        return LabelledRegression(weights, mean, self)
 
     def powers(self, features: Tensor) -> Tensor:
         """Of features [E, n, d], in double precision."""
@@ -247,36 +249,35 @@ def mean_losses(features: Tensor, members: Tensor, targets: Tensor, used: Tensor
     logits = (weights @ features.transpose(1, 2)).float()  # [E, N, n]
     products = (features @ features.transpose(1, 2) + 1).float()  # the 1 is the bias's
     share = (used / used.sum(1, keepdim=True)).float()[:, None]
-    targets = targets.transpose(1, 2)
-    wanted = share * targets.float()
-    speed, total = torch.zeros_like(logits), torch.zeros_like(logits)
-    for _ in range(STEPS):
-        logs = logits.log_softmax(1)
-        total += logs
-        pull = logs.exp_().mul_(share).sub_(wanted)
-        speed.mul_(MOMENTUM).add_(logits, alpha=DECAY).baddbmm_(pull, products)
-        logits.sub_(speed, alpha=LR)
-    return -(total * targets).sum(1) / STEPS
+    targets = targets.transpose(1, 2).float()
+    given = (logits, products, share, targets)
+    losses, missed = _followed(course(STEPS, MOMENTUM, LONGEST), *given)
+    e = (missed > MOST_MISSED).nonzero()[:, 0]  # episodes that want every step
+    if len(e):
+        losses[e] = _followed(course(STEPS, MOMENTUM, 1), *(x[e] for x in given))[0]
+    return losses
 
 
-def regressions(
-    features: Tensor, labels: Tensor, ways: int, strength: float
+def _followed(
+    way: Course, logits: Tensor, products: Tensor, share: Tensor, targets: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Weights [E, N, d] and biases [E, N] of a logistic regression per episode."""
-    found = [_regression(x, y, ways, strength) for x, y in zip(features, labels, strict=True)]
-    weights, biases = (torch.from_numpy(np.stack(part)) for part in zip(*found, strict=True))
-    return weights.to(features), biases.to(features)
-
-
-def _regression(features: Tensor, labels: Tensor, ways: int, strength: float) -> tuple[Any, Any]:
-    if ways == 1:
-        return np.zeros((1, features.shape[1])), np.zeros(1)
-    model = LogisticRegression(C=strength, max_iter=1000)
-    model.fit(features.numpy(force=True), labels.numpy(force=True))
-    weights, biases = model.coef_, model.intercept_
-    if ways == 2:  # one row, for the second class against the first
-        weights, biases = np.vstack([0 * weights, weights]), np.append(0.0, biases)
-    return weights, biases
+    """Mean losses [E, n], and how far an expected step was off [E], for logits [E, N, n]."""
+    wanted, moves = share * targets, way.moves.to(logits)
+    state = logits.new_zeros(1 + PAST, *logits.shape)  # speed and the last gradients
+    total, missed, expected = torch.zeros_like(logits), logits.new_zeros(len(logits)), None
+    for i, weight in enumerate(way.shares):
+        logs = logits.log_softmax(1)
+        total.add_(logs, alpha=weight)
+        pull = logs.exp_().mul_(share).sub_(wanted)
+        gradient = state[1 + i % PAST]
+        torch.baddbmm(logits, pull, products, beta=LR * DECAY, alpha=LR, out=gradient)
+        if expected is not None:
+            missed = missed.maximum((gradient - expected).abs_().amax((1, 2)))
+        if i < len(moves):
+            ahead = torch.mm(moves[i], state.flatten(1)).view(3, *logits.shape)
+            state[0], logits = ahead[0], logits - ahead[1]
+            expected = ahead[2] if way.looks[i + 1] - way.looks[i] > 1 else None
+    return -(total * targets).sum(1).double(), missed
 
 
 # --- the answers ---
@@ -286,16 +287,14 @@ def _regression(features: Tensor, labels: Tensor, ways: int, strength: float) ->
 class LabelledRegression:
     """The logistic regression of S ∪ U."""
 
-    weights: Tensor  # [E, N, d]
-    biases: Tensor  # [E, N]
+    weights: Tensor  # [E, N, d+1]
     mean: Tensor  # of S ∪ U [E, 1, d]
     method: LabelCleaning
 
     def logits(self, queries: Queries) -> Tensor:
         """Logarithms of probabilities, each query alone; a centred query keeps its length."""
         placed = self.method.powers(queries.features) - self.mean
-        scores = placed @ self.weights.transpose(1, 2) + self.biases[:, None]
-        found = scores.log_softmax(-1).to(queries.features.dtype)
+        found = linear(placed, self.weights).log_softmax(-1).to(queries.features.dtype)
         return join_logits(queries.base_logits, found)
 
 
