@@ -29,6 +29,7 @@ from fewgraft.errors import FewgraftError
 from fewgraft.feature_bank import FeatureBank, feature_bank
 from fewgraft.methods import method_spec, methods
 from fewgraft.methods.base import Method, NovelWeights, Search, Task
+from fewgraft.methods.beside_base import BesideBase
 from fewgraft.methods.soft_k_means import SoftKMeans
 from fewgraft.metrics import Scores
 from fewgraft.model import embed_all, weights_hash
@@ -221,6 +222,23 @@ def test_a_recipes_choices_reach_the_method() -> None:
     tuned = tuned_method(recipe, "+pr", 5)
     assert tuned == method_spec("+pr").method.changed(steps=3)
     assert tuned_method(recipe, "bd-cspn", 1) == method_spec("bd-cspn").method
+
+
+def test_a_method_begins_with_what_was_chosen_for_the_one_it_builds_on() -> None:
+    entries = """[{method="soft-k-means", shots=1, hyper={steps=2}},
+        {method="proposed-without-adaptation", hyper={steps=3, alpha=0.5}},
+        {method="+pr", hyper={steps=7}}, {method="+pr+bias", hyper={bias=-1.0}}]"""
+    recipe = load_recipe("icons", {"evaluation": entries})
+    assert recipe.hyper("+soft-k-means", 1) == {"inner": {"steps": 2}}
+    assert recipe.hyper("+soft-k-means", 5) == {}
+    assert recipe.hyper("+pr+bias", 1) == {"steps": 7, "bias": -1.0}
+    assert recipe.hyper("proposed", 1) == {"refinement_steps": 3, "alpha": 0.5}
+    beside = tuned_method(recipe, "+soft-k-means", 1)
+    assert isinstance(beside, BesideBase)
+    assert beside.inner == tuned_method(recipe, "soft-k-means", 1) == SoftKMeans(steps=2)
+    own = "{method='+soft-k-means', hyper={inner={steps=4}}}"
+    recipe = load_recipe("icons", {"evaluation": f"{entries[:-1]}, {own}]"})
+    assert recipe.hyper("+soft-k-means", 1) == {"inner": {"steps": 4}}
 
 
 def test_tuned_methods_of_a_recipe_are_those_that_tables_run() -> None:

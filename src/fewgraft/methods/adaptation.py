@@ -14,7 +14,7 @@ weights is the same as one of the rate.
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -70,6 +70,11 @@ class Adaptation(Method):
         for name in self.positive:
             if not getattr(self, name) > 0:
                 raise FewgraftError(f"hyper-parameter '{name}' must be above 0")
+
+    def inherited(self, hyper: dict[str, Any]) -> dict[str, Any]:
+        """Refinement as it is without adaptation; `steps` are those of the descent here."""
+        names = {"steps": "refinement_steps", "alpha": "alpha", "temperature": "temperature"}
+        return {names[name]: value for name, value in hyper.items() if name in names}
 
     def fit(self, task: Task) -> AdaptedSolution:
         """Every episode starts anew; all that moved answers."""
@@ -180,4 +185,13 @@ class Adaptation(Method):
         return novel[0]
 
 
-METHODS = (MethodSpec("proposed", "Proposed", Adaptation(), "algorithm-2", rank=8),)
+METHODS = (
+    MethodSpec(
+        "proposed",
+        "Proposed",
+        Adaptation(),
+        "algorithm-2",
+        rank=8,
+        builds_on="proposed-without-adaptation",
+    ),
+)

@@ -186,6 +186,10 @@ class Method(ABC):
         """The method whose pieces are used: itself, or the one inside it."""
         return self
 
+    def inherited(self, hyper: dict[str, Any]) -> dict[str, Any]:
+        """What is chosen for the method that this one builds on, under the names it has here."""
+        return hyper
+
     def changed(self, **changes: Any) -> Self:
         """The same method with other hyper-parameters.
 
@@ -233,6 +237,8 @@ class MethodSpec:
         regular: Whether it makes sense where there are no base classes.
         balanced: Whether it assumes equally many unlabelled pictures per class.
         remark: What a reader must know beside its figures; a footnote of tables.
+        builds_on: Name of the method whose tuned hyper-parameters it begins with; it is tuned after
+            that one.
     """
 
     name: str
@@ -244,6 +250,7 @@ class MethodSpec:
     regular: bool = True
     balanced: bool = False
     remark: str = ""
+    builds_on: str = ""
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,10 @@ class BesideBase(Method):
         """X."""
         return self.inner
 
+    def inherited(self, hyper: dict[str, Any]) -> dict[str, Any]:
+        """What is chosen for X goes under `inner`."""
+        return {"inner": hyper} if hyper else {}
+
     def changed(self, **changes: Any) -> Self:
         """Hyper-parameters of X go under `inner`."""
         inner = self.inner.changed(**changes.pop("inner", {}))
@@ -128,6 +132,7 @@ def beside_base(specs: Iterable[MethodSpec]) -> list[MethodSpec]:
             regular=False,
             balanced=spec.balanced,
             remark=spec.remark,
+            builds_on=spec.name,
         )
         for spec in specs
         if spec.method.uses_unlabelled and not spec.joint

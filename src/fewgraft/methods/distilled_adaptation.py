@@ -102,5 +102,6 @@ METHODS = (
         DistilledAdaptation(),
         "algorithm-2",
         rank=9,
+        builds_on="proposed-without-adaptation",
     ),
 )

@@ -75,6 +75,7 @@ METHODS = (
         "algorithm-1",
         rank=5,
         regular=False,
+        builds_on="+pr",
     ),
     MethodSpec(
         "proposed-without-adaptation",
@@ -90,5 +91,6 @@ METHODS = (
         "algorithm-2",
         rank=7,
         regular=False,
+        builds_on="proposed-without-adaptation",
     ),
 )

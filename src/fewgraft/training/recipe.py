@@ -199,7 +199,10 @@ class Validation(_Section):
 
 
 class Chosen(_Section):
-    """Hyper-parameters of one method, as `bench tune` found them on validation episodes."""
+    """Hyper-parameters of one method, as `bench tune` found them on validation episodes. A
+    method that builds on another begins with that one's, such as `+pr+bias` with those of `+pr`,
+    and `+X` with those of `X`.
+    """
 
     method: str
     """Name of a method, or a Python file."""
@@ -246,8 +249,13 @@ class Recipe(_Section):
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def hyper(self, method: str, shots: int) -> dict[str, Any]:
-        """What was chosen for a method: for any number of shots, then for this one."""
-        found: dict[str, Any] = {}
+        """What was chosen for a method: for any number of shots, then for this one.
+
+        A method that builds on another begins with what was chosen for that one.
+        """
+        spec = method_spec(method)
+        base = self.hyper(spec.builds_on, shots) if spec.builds_on else {}
+        found = spec.method.inherited(base)
         for wanted in (None, shots):
             for chosen in self.evaluation:
                 if chosen.method == method and chosen.shots == wanted:
