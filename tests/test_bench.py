@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from fewgraft.bench.results import Results
 from fewgraft.bench.runner import Bench, Job, jobs, makes_sense, rerun, run
 from fewgraft.bench.tune import Candidate, combinations, over_coordinates, own_setting, tune
+from fewgraft.bench.tuned_recipe import entry_of
 from fewgraft.cli import app
 from fewgraft.data.parts import Part
 from fewgraft.data.store import ImageStore
@@ -262,7 +263,8 @@ def test_tuning_takes_the_best_on_validation_episodes(bench: Bench) -> None:
         accuracies[json.dumps(hyper)] = bench.chunk(job, range(FEW)).acc.mean().item()
     assert accuracies[json.dumps(found.best.hyper)] == max(accuracies.values())
     assert len(found.candidates) == len(accuracies) == 12
-    assert found.toml.startswith('[[evaluation]]\nmethod = "soft-k-means"\nshots = 1\nhyper = {')
+    entry = entry_of(found.chosen)
+    assert entry.startswith('[[evaluation]]\nmethod = "soft-k-means"\nshots = 1\nhyper = {')
     with pytest.raises(FewgraftError, match="nothing to search"):
         list(tune(recipe, folder, ["nearest-prototype"], [1], FEW, bench))
 

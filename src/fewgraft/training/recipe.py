@@ -5,7 +5,7 @@ import json
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -262,6 +262,16 @@ class Recipe(_Section):
                     found |= chosen.hyper
         return found
 
+    def without(self, method: str, shots: int | None) -> Self:
+        """The recipe without its entries for a method at this number of shots."""
+        left = [c for c in self.evaluation if (c.method, c.shots) != (method, shots)]
+        return self.model_copy(update={"evaluation": tuple(left)})
+
+    def with_chosen(self, chosen: Chosen) -> Self:
+        """The recipe with this entry in place of those for the same method and shots."""
+        left = self.without(chosen.method, chosen.shots)
+        return left.model_copy(update={"evaluation": (*left.evaluation, chosen)})
+
 
 def recipe_names() -> list[str]:
     """Names of the recipes inside the package."""
@@ -272,20 +282,25 @@ def load_recipe(path_or_name: str, changes: dict[str, str] | None = None) -> Rec
     """A recipe from a file, or by name from inside the package, with changes such as
     {"pretraining.steps": "10"}.
     """
-    path = Path(path_or_name)
     with reading(path_or_name, "readable recipe"):
-        if path_or_name in recipe_names() and not path.is_file():
-            path = Path(str(EMBEDDED / f"{path_or_name}.toml"))
-        elif not path.is_file():
-            raise FewgraftError(
-                f"there is no recipe '{path_or_name}'", nearest(path_or_name, recipe_names())
-            )
-        content = read_toml(path)
+        content = read_toml(recipe_file(path_or_name))
         for key, value in (changes or {}).items():
             _set(content, key, value)
         recipe = _recipe(content, path_or_name)
     backbone_spec(recipe.backbone)
     return recipe
+
+
+def recipe_file(path_or_name: str) -> Path:
+    """The file of a recipe: the one that is named, or one inside the package."""
+    path = Path(path_or_name)
+    if path.is_file():
+        return path
+    if path_or_name not in recipe_names():
+        raise FewgraftError(
+            f"there is no recipe '{path_or_name}'", nearest(path_or_name, recipe_names())
+        )
+    return Path(str(EMBEDDED / f"{path_or_name}.toml"))
 
 
 def learning_hash(recipe: Recipe, name: str, shots: int) -> str:
