@@ -14,6 +14,7 @@ from fewgraft.bench.tuned_recipe import with_entries
 from fewgraft.cli import app
 from fewgraft.errors import FewgraftError
 from fewgraft.methods import method_spec
+from fewgraft.metrics import Scores
 from fewgraft.training.recipe import Chosen, load_recipe
 from fewgraft.zoo import models_folder
 
@@ -58,11 +59,14 @@ def test_values_that_were_tried_are_not_computed_again(
     lines = (tried.folder / "results.jsonl").read_bytes().splitlines(keepends=True)
     (tried.folder / "results.jsonl").write_bytes(b"".join(lines[:-1]))
     computed: list[Job] = []
-    chunk, of_each = Bench.chunk, Bench.chunk_of_each
-    monkeypatch.setattr(Bench, "chunk", lambda b, j, c: computed.append(j) or chunk(b, j, c))
-    monkeypatch.setattr(
-        Bench, "chunk_of_each", lambda b, js, c: computed.extend(js) or of_each(b, js, c)
-    )
+    chunk = Bench.chunk
+
+    def noted(bench: Bench, job: Job, some: range) -> Scores:
+        computed.append(job)
+        return chunk(bench, job, some)
+
+    monkeypatch.setattr(Bench, "chunk", noted)
+    monkeypatch.setattr(Bench, "chunk_of_each", None)
     [second] = found(["+soft-k-means"], tried)
     assert [job.hyper["scale"] for job in computed] == [rows[-1].hyper["scale"]]
     assert second.chosen == first.chosen

@@ -1,6 +1,5 @@
 """The benchmark: every method in every setting on the same frozen episodes."""
 
-import dataclasses
 import hashlib
 import math
 import platform
@@ -174,7 +173,7 @@ class Bench:
         learnt = self.learnt(job)
         return {
             "method": job.spec.name,
-            "hyper": dataclasses.asdict(job.configured),  # type: ignore[call-overload]
+            "hyper": job.configured.hyper,
             "episode_settings": job.episode_settings.record(),
             "episodes": job.episodes,
             "weights": features.weights_hash,

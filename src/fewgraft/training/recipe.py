@@ -19,7 +19,7 @@ from fewgraft.parsing import first_problem, read_toml
 from fewgraft.prototypes import Refinement
 
 EMBEDDED = resources.files("fewgraft") / "recipes"
-OF_METHODS = ("learning", "evaluation")  # sections that may change while the models stay
+OF_METHODS = ("learning", "evaluation", "normalise")  # what may change while the models stay
 MOST = 1_000_000  # pictures of an episode: more than any data set here has
 Steps = Annotated[int, Field(ge=1, le=100_000_000)]
 Shots = Annotated[tuple[Annotated[int, Field(ge=1, le=MOST)], ...], Field(min_length=1)]
@@ -239,6 +239,9 @@ class Recipe(_Section):
     """What methods learn beforehand, by method; see below."""
     validation: Validation = Validation()
     """See below."""
+    normalise: bool = True
+    """In evaluation, whether refinement makes features and prototypes directions; false is Eqs. 2–4
+    of the paper to the letter (docs/task.md)."""
     evaluation: tuple[Chosen, ...] = ()
     """Tuned hyper-parameters, see below."""
 
@@ -256,6 +259,8 @@ class Recipe(_Section):
         spec = method_spec(method)
         base = self.hyper(spec.builds_on, shots) if spec.builds_on else {}
         found = spec.method.inherited(base)
+        if not self.normalise and hasattr(spec.method, "normalise"):
+            found["normalise"] = False
         for wanted in (None, shots):
             for chosen in self.evaluation:
                 if chosen.method == method and chosen.shots == wanted:
