@@ -266,6 +266,21 @@ class SplitFeatures(EpisodeFeatures):
         kinds = ("base", "novel")
         return np.concatenate([self.store.indices(Part(f"{k}/{self.split}")) for k in kinds])
 
+    @property
+    def data(self) -> str:
+        """Name of the data."""
+        return self.store.manifest.name
+
+    @property
+    def content(self) -> str:
+        """A name for exactly this data."""
+        return self.store.manifest.content
+
+    @property
+    def backbone(self) -> str:
+        """Name of the model's backbone."""
+        return self.model.card.backbone
+
     @cached_property
     def weights_hash(self) -> str:
         """A name for exactly this model's weights."""

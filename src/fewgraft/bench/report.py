@@ -207,7 +207,7 @@ def made_of(row: Row, number: int, bench: Bench) -> Iterator[MadeOf]:
     if not number < len(episodes):
         raise FewgraftError(f"there is no episode {number} among the {len(episodes)} of the rows")
     rows = slice(number, number + 1)
-    weights = unlabelled_weights(method, features.task(episodes, rows))[0]  # [U, N]
+    weights = unlabelled_weights(method, features.task(episodes, rows, method))[0]  # [U, N]
     labels = answers.unlabelled_labels[number]
     truth = features.store.labels[episodes.unlabelled[number].numpy()]
     for way, label in enumerate(episodes.classes[number].tolist()):
@@ -304,6 +304,7 @@ def _answers(top: Headline, bench: Bench) -> tuple[list[Answered], list[str]]:
                 )
             if method_spec(row.method).method.moves_network:
                 raise FewgraftError("it moves the network, which takes too long for a report")
+            bench.store(row.data)  # imported features have no pictures to show
             found.append(answered(row, bench))
         except FewgraftError as error:
             missing.append(f"Answers of {row.method}: {error.problem}.")

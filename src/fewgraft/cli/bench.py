@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewgraft.cli import bench_figures, bench_tables
+from fewgraft.cli import bench_figures, bench_import, bench_tables
 from fewgraft.cli.bench_options import (
     AddressOption,
     EngineOption,
@@ -32,6 +32,7 @@ app = typer.Typer(
     help="Evaluate methods on frozen episodes, and look at the results.", no_args_is_help=True
 )
 
+app.command("import")(bench_import.import_)
 app.command()(bench_tables.table)
 app.command()(bench_tables.compare)
 for command in (
@@ -113,6 +114,7 @@ def run(
     from fewgraft.devices import choose_device
     from fewgraft.episodes import SETTINGS
     from fewgraft.files import make_folder
+    from fewgraft.imported import is_import
     from fewgraft.training.recipe import load_recipe
     from fewgraft.zoo import models_folder
 
@@ -120,11 +122,14 @@ def run(
     if engine == "ray" and place.type != "cpu":
         raise FewgraftError("workers of Ray compute on the CPU", "Leave --device or --engine out.")
     loaded = load_recipe(recipe)
+    folders = [Path(one) for one in listed(models)] or [models_folder(loaded.name)]
+    if methods == "all" and any(map(is_import, folders)):
+        methods = "all-features"  # there are no pictures
     asked = {"ways": ways, "queries": queries, "unlabelled": unlabelled}
     asked |= {"base_queries": base_queries}
     wanted = [
         job
-        for folder in [Path(one) for one in listed(models)] or [models_folder(loaded.name)]
+        for folder in folders
         for seed in seeds_of(seeds)
         for setting in (list(SETTINGS) if settings == "all" else listed(settings))
         for job in jobs(
@@ -273,6 +278,7 @@ def tune(
     from fewgraft.bench.tune import tune as search
     from fewgraft.bench.tuned_recipe import entry_of, tried_folder, with_entries
     from fewgraft.files import write_atomically
+    from fewgraft.imported import is_import
     from fewgraft.metrics import interval
     from fewgraft.parsing import read_text
     from fewgraft.training.recipe import Chosen, load_recipe, recipe_file
@@ -283,6 +289,8 @@ def tune(
     with reading(recipe, "readable recipe"):
         text = read_text(recipe_file(recipe))
     folder, ks = models or models_folder(loaded.name), numbers(shots)
+    if methods == "all" and is_import(folder):
+        methods = "all-features"
     names = _tunable(methods, folder, ks) if methods in ALL else named(methods)
     if copy:  # what cannot be written is refused before the work
         if copy.is_dir():

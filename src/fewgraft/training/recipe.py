@@ -13,6 +13,7 @@ from fewgraft.augment import Augmentation
 from fewgraft.backbones import backbone_spec
 from fewgraft.data.store import LARGEST_SIZE
 from fewgraft.errors import FewgraftError, nearest, reading
+from fewgraft.home import imports_root
 from fewgraft.methods import method_spec
 from fewgraft.methods.base import Method
 from fewgraft.parsing import first_problem, read_toml
@@ -297,15 +298,18 @@ def load_recipe(path_or_name: str, changes: dict[str, str] | None = None) -> Rec
 
 
 def recipe_file(path_or_name: str) -> Path:
-    """The file of a recipe: the one that is named, or one inside the package."""
+    """The file of a recipe: the one that is named, or one inside the package or of an import."""
     path = Path(path_or_name)
     if path.is_file():
         return path
-    if path_or_name not in recipe_names():
-        raise FewgraftError(
-            f"there is no recipe '{path_or_name}'", nearest(path_or_name, recipe_names())
-        )
-    return Path(str(EMBEDDED / f"{path_or_name}.toml"))
+    if path_or_name in recipe_names():
+        return Path(str(EMBEDDED / f"{path_or_name}.toml"))
+    imported = imports_root() / path_or_name / "recipe.toml"
+    if path.name == path_or_name and imported.is_file():
+        return imported
+    raise FewgraftError(
+        f"there is no recipe '{path_or_name}'", nearest(path_or_name, recipe_names())
+    )
 
 
 def learning_hash(recipe: Recipe, name: str, shots: int) -> str:
