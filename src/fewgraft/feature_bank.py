@@ -123,13 +123,14 @@ def _key(model: CosineModel, store: ImageStore, pictures: Indices, kind: str) ->
 def _compute(
     model: CosineModel, store: ImageStore, pictures: Indices, path: Path, kind: str
 ) -> None:
+    shown = "features" if kind == KIND else kind
     kept, width = (directions, model.card.width) if kind == KIND else (_lengths, 1)
     features = np.lib.format.open_memmap(
         path, mode="w+", dtype=np.float32, shape=(len(pictures), width)
     )
     embed = _by_torch(model) if model.card.size <= BY_TORCH else _by_runtime(model, len(pictures))
     starts = range(0, len(pictures), PICTURES_AT_A_TIME)
-    for start in track(starts, f"{kind} of {model.card.stage or 'model'}", len(starts)):
+    for start in track(starts, f"{shown} of {model.card.stage or 'model'}", len(starts)):
         some = pictures[start : start + PICTURES_AT_A_TIME]
         features[start : start + len(some)] = kept(embed(pixels_of(store, some))).numpy()
     features.flush()

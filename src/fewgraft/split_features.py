@@ -83,6 +83,12 @@ class EpisodeFeatures:
             )
         return self._network()
 
+    @property
+    def keeping_seconds(self) -> float:
+        """How long the network has been computing what it keeps; 0 as long as nobody moved it."""
+        network: Network | None = self.__dict__.get("network")
+        return network.keeping_seconds if network else 0.0
+
     @cached_property
     def base_features(self) -> Tensor:
         """A few features of base/train per base class [N_b, m, d], for methods that use them."""

@@ -207,8 +207,10 @@ class Bench:
         features, shots = self.split_features(job), job.episode_settings.shots
         return features.pieces(job.configured, shots).hash
 
-    def row(self, job: Job, scores: Scores, seconds: float, threads: int) -> Row:
-        """The complete record of a finished job."""
+    def row(
+        self, job: Job, scores: Scores, seconds: float, threads: int, feature_seconds: float = 0.0
+    ) -> Row:
+        """The complete record of a finished job; features took time of their own."""
         features, (episodes, _) = self.split_features(job), self.episodes(job)
         identity = self.identity(job)
         figures = summarise(scores)
@@ -231,6 +233,7 @@ class Bench:
                 name: (_number(figures[name].mean), _number(figures[name].half)) for name in METRICS
             },
             seconds=round(seconds, 3),
+            feature_seconds=round(feature_seconds, 3),
             versions=versions(),
             machine=_machine(self.device, threads),
             **identity,
@@ -308,9 +311,14 @@ def run(
 
 def _compute(job: Job, name: str, results: Results, bench: Bench, engine: Engine) -> Row:
     start = time.perf_counter()
+    features = bench.split_features(job)
+    _ = features.bank  # first, so that computing it has a progress and a time of its own
+    before, kept = time.perf_counter(), features.keeping_seconds
     scores = run_job(job, name, results, bench, engine)
+    kept = features.keeping_seconds - kept
+    seconds = time.perf_counter() - before - kept
     threads = getattr(engine, "threads", None) or torch.get_num_threads()
-    row = bench.row(job, scores, time.perf_counter() - start, threads)
+    row = bench.row(job, scores, seconds, threads, before - start + kept)
     results.append(row, scores)
     return row
 
