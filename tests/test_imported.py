@@ -16,7 +16,7 @@ from fewgraft.home import imports_root
 from fewgraft.imported import choose_gamma, import_features, open_import, parts_of, read_features
 from fewgraft.methods.prototype_refinement import PrototypeRefinement
 
-BASE, NOVEL, EACH, WIDTH = 8, 12, 60, 16
+BASE, NOVEL, EACH, WIDTH = 24, 12, 72, 16
 
 
 def foreign(scale: float = 300.0) -> dict[str, NDArray[Any]]:
@@ -96,7 +96,7 @@ def test_lists_of_classes_divide_the_pictures() -> None:
     assert set(parts[np.isin(labels, arrays["novel_val"])]) == {"novel/val"}
     first = parts[labels == "class 00"]
     counts = [int((first == f"base/{split}").sum()) for split in ("train", "val", "test")]
-    assert counts == [36, 12, 12]
+    assert counts == [43, 15, 14]
     assert (
         parts == parts_of(labels, {"val": arrays["novel_val"], "test": arrays["novel_test"]})
     ).all()
