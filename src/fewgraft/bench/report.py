@@ -214,7 +214,7 @@ def made_of(row: Row, number: int, bench: Bench) -> Iterator[MadeOf]:
         mine = weights[:, way]
         right = labels == episodes.n_base + way
         order = [
-            UnlabelledPicture(int(picture), weight, features.store.classes[name], bool(is_right))
+            UnlabelledPicture(int(picture), weight, features.store.name_of(name), bool(is_right))
             for weight, picture, name, is_right in sorted(
                 zip(mine.tolist(), episodes.unlabelled[number], truth, right, strict=True),
                 key=lambda one: -one[0],
@@ -223,7 +223,7 @@ def made_of(row: Row, number: int, bench: Bench) -> Iterator[MadeOf]:
         support = episodes.support_labels[number] == episodes.n_base + way
         heavy = [one for one in order[UNLABELLED_SHOWN:] if one.weight >= LEAST_MISTAKE]
         yield MadeOf(
-            name=features.store.classes[label],
+            name=features.store.name_of(label),
             support=tuple(episodes.support[number][support].tolist()),
             unlabelled=tuple(order[:UNLABELLED_SHOWN]),
             mistakes=tuple([one for one in heavy if not one.right][:MISTAKES_SHOWN]),
