@@ -6,7 +6,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test slow portable campaign lint format benchmark clean help
+.PHONY: demo test slow portable campaign lint format benchmark results clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -45,6 +45,9 @@ format: $(READY)  ## put the code into the house format
 
 benchmark: $(READY)  ## speed, as ratios of two things measured in one run
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+results: $(READY)  ## the tables and figures of docs/results.md, made anew: hours
+	@$(BIN)/python tools/write_results.py
 
 clean:  ## remove the environment and what was built
 	rm -rf $(VENV) build

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from fewgraft.bench.results import Results
 from fewgraft.bench.runner import Bench, Job, jobs, makes_sense, rerun, run
 from fewgraft.bench.tune import Candidate, combinations, over_coordinates, own_setting, tune
+from fewgraft.bench.tuned_recipe import entry_of
 from fewgraft.cli import app
 from fewgraft.data.parts import Part
 from fewgraft.data.store import ImageStore
@@ -249,6 +250,26 @@ def test_tuned_methods_of_a_recipe_are_those_that_tables_run() -> None:
     assert tuned_method("icons", "+pr", 1) != tuned_method("icons", "+pr", 5)
 
 
+def test_a_recipe_may_ask_for_the_papers_letter(bench: Bench, icons: ImageStore) -> None:
+    """Features of their own lengths, in the method and in a row of its own."""
+    recipe, folder = load_recipe("icons", {"normalise": "false"}), models_folder("icons")
+    assert recipe.hash == load_recipe("icons").hash, "training is the same"
+    assert "normalise" not in recipe.hyper("bd-cspn", 1)
+    [job] = jobs(recipe, folder, ["+pr"], ["s2i"], [5], 3)
+    [usual] = jobs(load_recipe("icons"), folder, ["+pr"], ["s2i"], [5], 3)
+    assert bench.identity(job)["hyper"] == {**bench.identity(usual)["hyper"], "normalise": False}
+    features, (episodes, _) = bench.split_features(job), bench.episodes(job)
+    task = features.task(episodes, slice(0, 3), job.configured)
+    whole = embed_all(features.model, icons.pictures[episodes.support.flatten().numpy()])
+    support, _ = task.with_lengths()
+    torch.testing.assert_close(support.flatten(0, 1), whole, rtol=1e-4, atol=1e-5)
+    solution = job.configured.fit(task)
+    assert isinstance(solution, NovelWeights)
+    assert (solution.novel.norm(dim=-1) - 1).abs().min() > 0.1, "not directions"
+    with pytest.raises(FewgraftError, match="lengths"):
+        job.configured.fit(features.task(episodes, slice(0, 3)))
+
+
 # --- tuning ---
 
 
@@ -262,7 +283,8 @@ def test_tuning_takes_the_best_on_validation_episodes(bench: Bench) -> None:
         accuracies[json.dumps(hyper)] = bench.chunk(job, range(FEW)).acc.mean().item()
     assert accuracies[json.dumps(found.best.hyper)] == max(accuracies.values())
     assert len(found.candidates) == len(accuracies) == 12
-    assert found.toml.startswith('[[evaluation]]\nmethod = "soft-k-means"\nshots = 1\nhyper = {')
+    entry = entry_of(found.chosen)
+    assert entry.startswith('[[evaluation]]\nmethod = "soft-k-means"\nshots = 1\nhyper = {')
     with pytest.raises(FewgraftError, match="nothing to search"):
         list(tune(recipe, folder, ["nearest-prototype"], [1], FEW, bench))
 

@@ -125,6 +125,18 @@ def test_doctor_tells_what_is_there_and_what_is_missing(run: Run) -> None:
     assert [line.split()[0] for line in shown if line.strip()] == doctor.extras()
 
 
+def test_doctor_shows_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "a secret")
+    monkeypatch.setattr(doctor, "_installed", lambda package: True)
+    monkeypatch.setattr(doctor, "_version", lambda package: "9.9")
+    found = doctor._ray()
+    assert found["library"].startswith("9.9")
+    assert found["token"] == "from the environment"
+    assert "a secret" not in str(found)
+    monkeypatch.setattr(doctor, "_installed", lambda package: False)
+    assert "fewgraft[ray]" in doctor._ray()["library"]
+
+
 def test_doctor_knows_every_extra_and_what_it_brings() -> None:
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())
     assert set(doctor.PURPOSES) == set(project["project"]["optional-dependencies"])

@@ -29,7 +29,7 @@ LAYERS = (
     | {"devices", "runtime"},
     {"zoo", "episodes", "metrics", "network", "pieces"},
     {"methods"},
-    {"feature_bank", "feature_set", "split_features"},
+    {"feature_bank", "feature_set", "imported", "split_features"},
     {"training"},
     {"evaluation"},
     {"bench", "app"},

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -62,6 +63,38 @@ def test_the_two_orders_differ_and_agree_at_one_shot() -> None:
     first = prototypes(directions(features), labels, 3)
     last = prototypes(features, labels, 3, normalise=False)
     torch.testing.assert_close(cosine_logits(queries, first), cosine_logits(queries, last))
+
+
+def literal_refinement(case: dict[str, Tensor], e: int, config: Refinement) -> Tensor:
+    """Eqs. 2–4 of one episode as the paper writes them, in NumPy, for features of any length."""
+    support, labels = case["support"][e].numpy(), case["labels"][e].numpy()
+    unlabelled, base = case["unlabelled"][e].numpy(), case["base"].numpy()
+    p = np.stack([support[labels == j].mean(0) for j in range(3)])  # Eq. 2
+    for _ in range(config.steps):
+        weights = np.concatenate([base, p])
+        cosines = unlabelled @ weights.T
+        cosines /= np.linalg.norm(unlabelled, axis=1)[:, None] * np.linalg.norm(weights, axis=1)
+        shares = np.exp(10.0 * cosines)
+        y = (shares / shares.sum(1, keepdims=True))[:, len(base) :]
+        sums = np.stack([support[labels == j].sum(0) for j in range(3)])
+        counts = y.sum(0) + [(labels == j).sum() for j in range(3)]
+        p = config.alpha * (y.T @ unlabelled + sums) / counts[:, None] + (1 - config.alpha) * p
+    return torch.from_numpy(p)
+
+
+def test_refinement_to_the_letter() -> None:
+    case = refinement_case()
+    for name, seed in (("support", 30), ("unlabelled", 31)):
+        case[name] = case[name] * (1 + 9 * made(seed, *case[name].shape[:2], 1).abs())
+    config = Refinement(steps=3, alpha=0.7, normalise=False)
+    novel = prototypes(case["support"], case["labels"], 3, normalise=False)
+    base_logits = cosine_logits(case["unlabelled"], case["base"], 10.0)
+    given = (case["support"], case["labels"], case["unlabelled"], base_logits, 10.0, config)
+    found = refine(novel, *given)
+    for e in range(3):
+        torch.testing.assert_close(found[e], literal_refinement(case, e, config))
+    directed = {**case, **{k: directions(case[k]) for k in ("support", "unlabelled")}}
+    assert not torch.allclose(directions(found), refined(directed, Refinement(3, 0.7)), atol=1e-3)
 
 
 def test_gradients_flow() -> None:

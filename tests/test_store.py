@@ -16,9 +16,12 @@ import pytest
 from conftest import noise
 from PIL import Image
 from test_pictures import damaged_pictures
+from typer.testing import CliRunner
 
+from fewgraft.cli import app
 from fewgraft.data.build import Item, Source, build_store
 from fewgraft.data.catalogue import add_data, added_names, open_data
+from fewgraft.data.contact_sheet import class_rows
 from fewgraft.data.parts import Part
 from fewgraft.data.sources import SourceOptions
 from fewgraft.data.store import hash_arrays, open_store, verify_store
@@ -82,6 +85,29 @@ def test_the_content_hash_covers_pixels_labels_parts_and_names(tmp_path: Path) -
     changed.add(hash_arrays(pictures, labels, parts, ["a", "b", "d"]))
     assert len(changed) == 4
     assert same not in changed
+
+
+def test_classes_with_codes_have_names_to_show(tmp_path: Path) -> None:
+    plain = build_store(small_source(), tmp_path / "s", "s")
+    table = tmp_path / "n.csv"
+    table.write_text("class,name\na,house finch\nc,\n")
+    words = ["data", "names", "s", str(table), "--root", str(tmp_path)]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert "1 of 3 classes" in result.output
+    store = open_store(tmp_path / "s")
+    assert [store.name_of(label) for label in range(3)] == ["house finch", "b", "c"]
+    assert store.classes == plain.classes, "episodes and models know them by their codes"
+    verify_store(store)
+    [row] = class_rows(store, [Part.BASE_TRAIN], 1, 1, 0)
+    assert row.label.startswith("house finch")
+    table.write_text("class,name\nx,house finch\n")
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, FewgraftError)
+    assert "no class" in str(result.exception)
+    assert open_store(tmp_path / "s").name_of(0) == "house finch", "the old ones stay"
+    table.write_text("code,word\na,b\n")
+    assert isinstance(CliRunner().invoke(app, words).exception, FewgraftError)
 
 
 @pytest.mark.parametrize("file", ["pictures.npy", "labels.npy", "parts.npy", "manifest.json"])

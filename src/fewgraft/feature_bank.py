@@ -30,7 +30,7 @@ from fewgraft.prototypes import directions
 from fewgraft.runtime import Runtime
 
 PICTURES_AT_A_TIME = 1024
-KIND = "directions"  # what is kept of features; part of the name
+KIND, LENGTHS = "directions", "lengths"  # what is kept of features; part of the name
 # Pixels a side. Up to these, networks are so small that onnxruntime gains little, and the figures
 # of docs/results.md must not depend on which library was the faster one on a day.
 BY_TORCH = 64
@@ -70,17 +70,32 @@ def feature_bank(
 
     Picture i rotated by q quarters has the index q·n + i, n pictures being in the store.
     """
-    folder = (root or bank_root()) / _key(model, store, pictures)
-    path, shape = folder / "features.npy", (len(pictures), model.card.width)
-    try:
-        features = _read(path, shape)
-    except FewgraftError:  # absent, or damaged, which is as good as absent
-        with writing(folder), replacing_folder(folder) as work:
-            _compute(model, store, pictures, work / "features.npy")
-        features = _read(path, shape)
+    features = _kept(model, store, pictures, root, KIND)
     total = len(store) * (1 + int(pictures.max(initial=0)) // len(store))
     row = _rows(torch.from_numpy(pictures), total)
     return FeatureBank(torch.from_numpy(features), row)
+
+
+def feature_lengths(
+    model: CosineModel, store: ImageStore, pictures: Indices, root: Path | None = None
+) -> Tensor:
+    """How long the features of these pictures are before they become directions [m]."""
+    return torch.from_numpy(_kept(model, store, pictures, root, LENGTHS))[:, 0]
+
+
+def _kept(
+    model: CosineModel, store: ImageStore, pictures: Indices, root: Path | None, kind: str
+) -> NDArray[np.float32]:
+    """Directions [m, d] or lengths [m, 1] from disk; computed where they are not there."""
+    folder = (root or bank_root()) / _key(model, store, pictures, kind)
+    path = folder / "features.npy"
+    shape = (len(pictures), model.card.width if kind == KIND else 1)
+    try:
+        return _read(path, shape)
+    except FewgraftError:  # absent, or damaged, which is as good as absent
+        with writing(folder), replacing_folder(folder) as work:
+            _compute(model, store, pictures, work / "features.npy", kind)
+        return _read(path, shape)
 
 
 def _rows(pictures: Tensor, total: int) -> Tensor:
@@ -97,24 +112,34 @@ def _read(path: Path, shape: tuple[int, int]) -> NDArray[np.float32]:
         return features
 
 
-def _key(model: CosineModel, store: ImageStore, pictures: Indices) -> str:
+def _key(model: CosineModel, store: ImageStore, pictures: Indices, kind: str) -> str:
     card = model.card
     transform = {"size": card.size, "mean": card.mean, "std": card.std, "backbone": card.backbone}
     chosen = hashlib.sha256(pictures.astype("<i8").tobytes()).hexdigest()
-    parts = [weights_hash(model), store.manifest.content, json.dumps(transform), KIND, chosen]
+    parts = [weights_hash(model), store.manifest.content, json.dumps(transform), kind, chosen]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]
 
 
-def _compute(model: CosineModel, store: ImageStore, pictures: Indices, path: Path) -> None:
+def _compute(
+    model: CosineModel, store: ImageStore, pictures: Indices, path: Path, kind: str
+) -> None:
+    shown = "features" if kind == KIND else kind
+    kept, width = (directions, model.card.width) if kind == KIND else (_lengths, 1)
     features = np.lib.format.open_memmap(
-        path, mode="w+", dtype=np.float32, shape=(len(pictures), model.card.width)
+        path, mode="w+", dtype=np.float32, shape=(len(pictures), width)
     )
     embed = _by_torch(model) if model.card.size <= BY_TORCH else _by_runtime(model, len(pictures))
     starts = range(0, len(pictures), PICTURES_AT_A_TIME)
-    for start in track(starts, f"features of {model.card.stage or 'model'}", len(starts)):
+    for start in track(starts, f"{shown} of {model.card.stage or 'model'}", len(starts)):
         some = pictures[start : start + PICTURES_AT_A_TIME]
-        features[start : start + len(some)] = directions(embed(pixels_of(store, some))).numpy()
+        features[start : start + len(some)] = kept(embed(pixels_of(store, some))).numpy()
     features.flush()
+
+
+def _lengths(features: Tensor) -> Tensor:
+    """[n, d] → [n, 1]."""
+    lengths: Tensor = torch.linalg.vector_norm(features, dim=-1, keepdim=True)
+    return lengths
 
 
 def pixels_of(store: ImageStore, pictures: Indices) -> Pixels:

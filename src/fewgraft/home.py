@@ -16,3 +16,8 @@ def home_folder() -> Path:
         raise FewgraftError(
             "this user has no home folder to keep data in", "Set FEWGRAFT_HOME to a folder."
         ) from None
+
+
+def imports_root() -> Path:
+    """Where imported features are kept."""
+    return home_folder() / "imports"

@@ -5,6 +5,7 @@ for each view of it: as it is, mirrored, or augmented at random. An episode that
 then costs only what moves.
 """
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from fewgraft.draws import KeyStream
 from fewgraft.errors import FewgraftError, reading
 from fewgraft.model import CosineModel
 from fewgraft.parsing import validated
+from fewgraft.progress import track
 from fewgraft.prototypes import directions
 
 MOVES = ("last-block", "all")
@@ -78,6 +80,7 @@ class Network:
         # Networks with the same trunk, over the same pictures, may share what is kept.
         self._kept: KeptActivations = {} if kept is None else kept
         self._initial: KeptActivations = {}
+        self.keeping_seconds = 0.0  # spent in the trunk so far, for activations that are kept
         self._views = (PLAIN, View(mirrored=True)) if model.card.mirrored else (PLAIN,)
         with reading("the model's recipe", "readable recipe"):
             trained_with = model.card.recipe.get("pretraining", {}).get("augmentation", {})
@@ -115,7 +118,9 @@ class Network:
         """Rows of pictures [n]; blocks that nobody has asked for yet are computed now."""
         values = kept.setdefault(view, _Kept(len(self._pictures)))
         blocks = np.unique(pictures.numpy() // _BLOCK)
-        for block in blocks[~values.there[blocks]].tolist():
+        missing = blocks[~values.there[blocks]].tolist()
+        todo = track(missing, "keeping activations", len(missing)) if missing[1:] else missing
+        for block in todo:
             values.put(block, compute(block, view))
         return values.take(pictures)
 
@@ -133,7 +138,9 @@ class Network:
         pixels = augment(pixels, view.augmentation, rng)
         pixels = pixels.flip(2) if view.mirrored else pixels
         pixels = torch.rot90(pixels, view.quarters, (1, 2)) if view.quarters else pixels
+        start = time.perf_counter()
         activations: Tensor = self.trunk(self.model.prepare(pixels))
+        self.keeping_seconds += time.perf_counter() - start
         return activations
 
     def head_features(self, activations: Tensor, parameters: Parameters | None = None) -> Tensor:

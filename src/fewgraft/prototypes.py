@@ -60,6 +60,8 @@ class Refinement:
         alpha: How far a prototype moves to its new estimate (α): 1 is all the way.
         temperature: Of the pseudo-labels; not in the paper, 1 leaves them as they are.
         novel_bias: On the novel logits of U; not in the paper, 0 leaves them as they are.
+        normalise: Whether prototypes become directions after each step. False is the paper's letter
+            (Eqs. 3–4), for features as the network gives them.
 
     Example:
         >>> import torch
@@ -78,6 +80,7 @@ class Refinement:
     alpha: float = 1.0
     temperature: float = 1.0
     novel_bias: float = 0.0
+    normalise: bool = True
 
 
 def refine(
@@ -94,11 +97,13 @@ def refine(
     support [E, S, d] with labels [E, S] in 0 … N−1; base_logits [E, U, N_b] are γ·cos(f, w) of the
     unlabelled pictures over the base classes, which do not change from step to step (N_b = 0 is
     plain few-shot learning; a column of −∞ is a base class that this episode does without).
+    Features are directions, or of any length where `config.normalise` is off.
     """
+    logits_of = direction_logits if config.normalise else cosine_logits
     own, own_count = support_sums(support, labels, novel.shape[1])
     base = base_evidence(base_logits, config)
     for _ in range(config.steps):
-        logits = direction_logits(unlabelled, novel, gamma)  # the exponents of Eq. 1
+        logits = logits_of(unlabelled, novel, gamma)  # the exponents of Eq. 1
         weights = pseudo_labels(logits, base, config)  # Ŷ′
         total, count = own + class_sums(weights, unlabelled), own_count + weights.sum(1)
         novel = updated(novel, total, count, config)
@@ -107,8 +112,13 @@ def refine(
 
 def updated(novel: Tensor, total: Tensor, count: Tensor, config: Refinement) -> Tensor:
     """Prototypes [E, N, d] after one step, from sums [E, N, d] and counts [E, N] over S and U."""
-    estimate = directions(total / count[..., None])  # Eq. 3
-    return directions(config.alpha * estimate + (1 - config.alpha) * novel)  # Eq. 4
+    scaled = directions if config.normalise else _as_it_is
+    estimate = scaled(total / count[..., None])  # Eq. 3
+    return scaled(config.alpha * estimate + (1 - config.alpha) * novel)  # Eq. 4
+
+
+def _as_it_is(prototypes: Tensor) -> Tensor:
+    return prototypes
 
 
 def pseudo_labels(novel_logits: Tensor, base: Tensor, config: Refinement) -> Tensor:

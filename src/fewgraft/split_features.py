@@ -20,7 +20,7 @@ from fewgraft.data.store import ImageStore
 from fewgraft.draws import Indices, KeyStream
 from fewgraft.episodes import Episodes, EpisodeSettings, Pools, QueryLabels, sample_episodes
 from fewgraft.errors import FewgraftError
-from fewgraft.feature_bank import FeatureBank, feature_bank
+from fewgraft.feature_bank import FeatureBank, feature_bank, feature_lengths
 from fewgraft.methods.base import LearntTensors, Method, Queries, Task, TaskPictures
 from fewgraft.methods.trained import TrainedMethod, pieces_before
 from fewgraft.metrics import Scores, join_scores, score
@@ -58,8 +58,10 @@ class EpisodeFeatures:
         network: Callable[[], Network] | None = None,
         base_features: Callable[[], Tensor] | None = None,
         learnt: FindPieces | None = None,
+        lengths: Callable[[], Tensor] | None = None,
     ) -> None:
         self._bank = bank
+        self._lengths = lengths
         self._network = network
         self._base_features = base_features
         self._learnt = learnt
@@ -81,12 +83,29 @@ class EpisodeFeatures:
             )
         return self._network()
 
+    @property
+    def keeping_seconds(self) -> float:
+        """How long the network has been computing what it keeps; 0 as long as nobody moved it."""
+        network: Network | None = self.__dict__.get("network")
+        return network.keeping_seconds if network else 0.0
+
     @cached_property
     def base_features(self) -> Tensor:
         """A few features of base/train per base class [N_b, m, d], for methods that use them."""
         if self._base_features is None:
             raise FewgraftError("this method uses features of base/train, and there are none here")
         return self._base_features()
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """How long the bank's features were before they became directions [m]."""
+        if self._lengths is None:
+            raise FewgraftError("this method needs the lengths of features, and there are none")
+        return self._lengths()
+
+    def _lengths_of(self, episodes: Episodes, rows: slice) -> tuple[Tensor, Tensor]:
+        support, unlabelled = episodes.support[rows], episodes.unlabelled[rows]
+        return self.lengths[self.bank.row[support]], self.lengths[self.bank.row[unlabelled]]
 
     def learnt(self, method: Method, shots: int) -> LearntTensors | None:
         """What a method has learnt beforehand; None for one that learns nothing."""
@@ -119,6 +138,7 @@ class EpisodeFeatures:
             pictures=self._pictures_of(episodes, rows, method) if looks else None,
             learnt=self.learnt(method, episodes.settings.shots),
             base_features=self.base_features if method.uses_base_features else None,
+            lengths=self._lengths_of(episodes, rows) if method.uses_lengths else None,
         )
 
     def _pictures_of(self, episodes: Episodes, rows: slice, method: Method) -> TaskPictures:
@@ -215,6 +235,7 @@ class SplitFeatures(EpisodeFeatures):
             lambda: Network(model, store.pictures),
             lambda: kept_features(model, store, root).to(device),
             learnt or (lambda method, shots: self.pieces(method, shots).tensors),
+            lambda: feature_lengths(model, store, self._pictures(), root).to(device),
         )
 
     def pieces(self, method: Method, shots: int) -> Pieces:
@@ -250,6 +271,21 @@ class SplitFeatures(EpisodeFeatures):
     def _pictures(self) -> Indices:
         kinds = ("base", "novel")
         return np.concatenate([self.store.indices(Part(f"{k}/{self.split}")) for k in kinds])
+
+    @property
+    def data(self) -> str:
+        """Name of the data."""
+        return self.store.manifest.name
+
+    @property
+    def content(self) -> str:
+        """A name for exactly this data."""
+        return self.store.manifest.content
+
+    @property
+    def backbone(self) -> str:
+        """Name of the model's backbone."""
+        return self.model.card.backbone
 
     @cached_property
     def weights_hash(self) -> str:

@@ -4,6 +4,7 @@ from importlib import resources
 from pathlib import Path
 
 from fewgraft.errors import FewgraftError, nearest
+from fewgraft.home import imports_root
 from fewgraft.model import CosineModel, load_model
 
 ZOO = Path(str(resources.files("fewgraft") / "zoo_models"))
@@ -17,8 +18,8 @@ def shipped_names() -> list[str]:
 
 
 def models_folder(name: str) -> Path:
-    """Where the trained models of a recipe are: in the package, else in the source tree."""
-    for place in (ZOO / name, CHECKOUT_ZOO / name):
+    """Where the trained models of a recipe are: in the package, the source tree, or an import."""
+    for place in (ZOO / name, CHECKOUT_ZOO / name, imports_root() / name):
         if place.is_dir():
             return place
     raise FewgraftError(f"the package has no trained models for '{name}'", where_to_get(name))

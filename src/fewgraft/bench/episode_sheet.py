@@ -15,7 +15,7 @@ def draw_episode(store: ImageStore, episodes: Episodes, number: int = 0) -> Imag
     shots = episodes.settings.shots
     support = episodes.support[number].tolist()
     rows = [
-        SheetRow(f"support\n{store.classes[label]}", support[way * shots :][:shots])
+        SheetRow(f"support\n{store.name_of(label)}", support[way * shots :][:shots])
         for way, label in enumerate(episodes.classes[number].tolist())
     ]
     for role, pictures in (("unlabelled", episodes.unlabelled), ("query", episodes.query)):

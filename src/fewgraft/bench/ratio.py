@@ -141,7 +141,7 @@ def run_sweep(
 ) -> Swept:
     """Rows for every method at every value; those that are there are not computed again."""
     _check_methods(methods, sweep.setting)
-    pools = Pools.of(bench.store(recipe.data), split)
+    pools = bench.pools(recipe.data, models, split)
     values, left_out = sweep.possible(pools, shots, split)
     if not values:
         raise FewgraftError(

@@ -207,14 +207,14 @@ def made_of(row: Row, number: int, bench: Bench) -> Iterator[MadeOf]:
     if not number < len(episodes):
         raise FewgraftError(f"there is no episode {number} among the {len(episodes)} of the rows")
     rows = slice(number, number + 1)
-    weights = unlabelled_weights(method, features.task(episodes, rows))[0]  # [U, N]
+    weights = unlabelled_weights(method, features.task(episodes, rows, method))[0]  # [U, N]
     labels = answers.unlabelled_labels[number]
     truth = features.store.labels[episodes.unlabelled[number].numpy()]
     for way, label in enumerate(episodes.classes[number].tolist()):
         mine = weights[:, way]
         right = labels == episodes.n_base + way
         order = [
-            UnlabelledPicture(int(picture), weight, features.store.classes[name], bool(is_right))
+            UnlabelledPicture(int(picture), weight, features.store.name_of(name), bool(is_right))
             for weight, picture, name, is_right in sorted(
                 zip(mine.tolist(), episodes.unlabelled[number], truth, right, strict=True),
                 key=lambda one: -one[0],
@@ -223,7 +223,7 @@ def made_of(row: Row, number: int, bench: Bench) -> Iterator[MadeOf]:
         support = episodes.support_labels[number] == episodes.n_base + way
         heavy = [one for one in order[UNLABELLED_SHOWN:] if one.weight >= LEAST_MISTAKE]
         yield MadeOf(
-            name=features.store.classes[label],
+            name=features.store.name_of(label),
             support=tuple(episodes.support[number][support].tolist()),
             unlabelled=tuple(order[:UNLABELLED_SHOWN]),
             mistakes=tuple([one for one in heavy if not one.right][:MISTAKES_SHOWN]),
@@ -304,6 +304,7 @@ def _answers(top: Headline, bench: Bench) -> tuple[list[Answered], list[str]]:
                 )
             if method_spec(row.method).method.moves_network:
                 raise FewgraftError("it moves the network, which takes too long for a report")
+            bench.store(row.data)  # imported features have no pictures to show
             found.append(answered(row, bench))
         except FewgraftError as error:
             missing.append(f"Answers of {row.method}: {error.problem}.")

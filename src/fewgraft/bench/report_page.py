@@ -285,7 +285,7 @@ def _bars(
     rival: Answered | None,
     store: ImageStore,
 ) -> Html:
-    order = sorted(labels, key=lambda label: (_share(subject, label), store.classes[label]))
+    order = sorted(labels, key=lambda label: (_share(subject, label), store.name_of(label)))
     ordered = [_bar(label, subject, rival, store) for label in order]
     return bars(title, ordered, WORST_SHOWN)
 
@@ -298,7 +298,7 @@ def _bar(label: int, subject: Answered, rival: Answered | None, store: ImageStor
         more += f"; {rival.row.title}: {percent(there, 0)} %"
     example = int((store.labels == label).argmax())
     picture = thumbnail(store, example, alt="")
-    return bar(store.classes[label], right / asked, there, title=more, picture=picture)
+    return bar(store.name_of(label), right / asked, there, title=more, picture=picture)
 
 
 # ------------------------------------------------------------------------------------- prototypes

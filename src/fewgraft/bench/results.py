@@ -67,7 +67,8 @@ class Row(BaseModel):
     n_base: int = Field(ge=0)
     ways: int = Field(ge=1)
     metrics: dict[str, tuple[float | None, float | None]]  # mean and half an interval, shares
-    seconds: float
+    seconds: float  # without those for features, which are
+    feature_seconds: float = 0.0
     versions: dict[str, str]
     machine: str
 

@@ -1,6 +1,5 @@
 """The benchmark: every method in every setting on the same frozen episodes."""
 
-import dataclasses
 import hashlib
 import math
 import platform
@@ -28,6 +27,8 @@ from fewgraft.episodes import (
     sample_episodes,
 )
 from fewgraft.errors import FewgraftError, nearest
+from fewgraft.feature_set import FeatureSet
+from fewgraft.imported import ImportedFeatures, is_import, open_import
 from fewgraft.methods import method_file, method_spec
 from fewgraft.methods.base import Method, MethodSpec
 from fewgraft.metrics import METRICS, Scores, join_scores, summarise
@@ -128,6 +129,7 @@ class Bench:
         self.device = device
         self._stores: dict[str, ImageStore] = {}
         self._split_features: dict[tuple[str, Path, str, str], SplitFeatures] = {}
+        self._imports: dict[Path, tuple[FeatureSet, str]] = {}
         self._episodes: dict[tuple[str, EpisodeSettings, int], tuple[Episodes, QueryLabels]] = {}
 
     def store(self, data: str) -> ImageStore:
@@ -140,18 +142,33 @@ class Bench:
         """The model of the job's stage over the split's pictures."""
         split = job.episode_settings.split
         key = (job.data, job.models, job.spec.stage, split)
-        if key not in self._split_features:
+        if key not in self._split_features and is_import(job.models):
+            opened = ImportedFeatures(*self._import(job.models), split, self.device)
+            self._split_features[key] = opened
+        elif key not in self._split_features:
             model = stage_model(job.models, job.spec.stage).to(self.device)
             store = self.store(job.data)
             opened = SplitFeatures(model, store, split, self._features, job.models)
             self._split_features[key] = opened
         return self._split_features[key]
 
+    def _import(self, folder: Path) -> tuple[FeatureSet, str]:
+        """Imported features and what their backbone is called."""
+        if folder not in self._imports:
+            self._imports[folder] = open_import(folder)
+        return self._imports[folder]
+
+    def pools(self, data: str, models: Path, split: str) -> Pools:
+        """What episodes of a split are drawn from."""
+        if is_import(models):
+            return self._import(models)[0].pools(split)
+        return Pools.of(self.store(data), split)
+
     def episodes(self, job: Job) -> tuple[Episodes, QueryLabels]:
         """The job's frozen episodes."""
         key = (job.data, job.episode_settings, job.episodes)
         if key not in self._episodes:
-            pools = Pools.of(self.store(job.data), job.episode_settings.split)
+            pools = self.pools(job.data, job.models, job.episode_settings.split)
             self._episodes[key] = sample_episodes(pools, job.episode_settings, job.episodes)
         return self._episodes[key]
 
@@ -174,11 +191,11 @@ class Bench:
         learnt = self.learnt(job)
         return {
             "method": job.spec.name,
-            "hyper": dataclasses.asdict(job.configured),  # type: ignore[call-overload]
+            "hyper": job.configured.hyper,
             "episode_settings": job.episode_settings.record(),
             "episodes": job.episodes,
             "weights": features.weights_hash,
-            "content": features.store.manifest.content,
+            "content": features.content,
             **({"learnt": learnt} if learnt else {}),
             **({"code": code} if (code := _code_of(job.method)) else {}),
         }
@@ -190,8 +207,10 @@ class Bench:
         features, shots = self.split_features(job), job.episode_settings.shots
         return features.pieces(job.configured, shots).hash
 
-    def row(self, job: Job, scores: Scores, seconds: float, threads: int) -> Row:
-        """The complete record of a finished job."""
+    def row(
+        self, job: Job, scores: Scores, seconds: float, threads: int, feature_seconds: float = 0.0
+    ) -> Row:
+        """The complete record of a finished job; features took time of their own."""
         features, (episodes, _) = self.split_features(job), self.episodes(job)
         identity = self.identity(job)
         figures = summarise(scores)
@@ -205,8 +224,8 @@ class Bench:
             split=job.episode_settings.split,
             stage=job.spec.stage,
             models=str(job.models),
-            backbone=features.model.card.backbone,
-            data=features.store.manifest.name,
+            backbone=features.backbone,
+            data=features.data,
             episode_hash=episodes.hash,
             n_base=episodes.n_base,
             ways=job.episode_settings.ways,
@@ -214,6 +233,7 @@ class Bench:
                 name: (_number(figures[name].mean), _number(figures[name].half)) for name in METRICS
             },
             seconds=round(seconds, 3),
+            feature_seconds=round(feature_seconds, 3),
             versions=versions(),
             machine=_machine(self.device, threads),
             **identity,
@@ -291,9 +311,14 @@ def run(
 
 def _compute(job: Job, name: str, results: Results, bench: Bench, engine: Engine) -> Row:
     start = time.perf_counter()
+    features = bench.split_features(job)
+    _ = features.bank  # first, so that computing it has a progress and a time of its own
+    before, kept = time.perf_counter(), features.keeping_seconds
     scores = run_job(job, name, results, bench, engine)
+    kept = features.keeping_seconds - kept
+    seconds = time.perf_counter() - before - kept
     threads = getattr(engine, "threads", None) or torch.get_num_threads()
-    row = bench.row(job, scores, time.perf_counter() - start, threads)
+    row = bench.row(job, scores, seconds, threads, before - start + kept)
     results.append(row, scores)
     return row
 
@@ -335,7 +360,7 @@ def rerun(row: Row, bench: Bench) -> tuple[Scores, list[str]]:
         "weights": (row.weights, features.weights_hash),
         "what was learnt": (row.learnt, bench.learnt(job)),
         "the method's file": (row.code, _code_of(job.method)),
-        "data": (row.content, features.store.manifest.content),
+        "data": (row.content, features.content),
         "episodes": (row.episode_hash, episodes.hash),
         **{f"version of {k}": (row.versions.get(k), v) for k, v in versions().items()},
     }

@@ -96,7 +96,7 @@ def choose(bench: Bench, job: Job, number: int, base: str = "nearest", seed: int
     groups = [_some_of(store, Part(f"base/{split}"), label, support, stream) for label in chosen]
     groups += [_some_of(store, Part(f"novel/{split}"), label, support, stream) for label in novel]
     return Shown(
-        names=tuple(store.classes[label] for label in [*chosen, *novel]),
+        names=tuple(store.name_of(label) for label in [*chosen, *novel]),
         base=tuple(chosen),
         chosen=base,
         pictures=torch.from_numpy(np.concatenate(groups)),

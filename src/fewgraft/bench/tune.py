@@ -2,19 +2,23 @@
 
 import itertools
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fewgraft.bench.runner import Bench, Job
+import torch
+
+from fewgraft.bench.results import Results, Row, row_id
+from fewgraft.bench.runner import Bench, Engine, Job, in_this_process
 from fewgraft.episodes import EpisodeSettings
 from fewgraft.errors import FewgraftError
 from fewgraft.methods import method_spec
 from fewgraft.methods.base import Method, MethodSpec
 from fewgraft.metrics import Paired, Scores, join_scores, paired
 from fewgraft.progress import track
-from fewgraft.training.recipe import Recipe
+from fewgraft.training.recipe import Chosen, Recipe
 
 SEED = 3  # other episodes than those that chose a training step (1) or compared algorithms (2)
 
@@ -39,23 +43,26 @@ Evaluate = Callable[[Iterable[dict[str, Any]]], list[Candidate]]
 class Tuned:
     """The best of all candidates, beside the method as it is registered."""
 
-    method: str
-    shots: int
+    chosen: Chosen  # the entry for a recipe
     best: Candidate
     gain: Paired  # joint accuracy over the registered hyper-parameters
     candidates: tuple[Candidate, ...]  # in the order in which they were made, none of them twice
 
     @property
-    def toml(self) -> str:
-        """The entry for a recipe."""
-        hyper = _toml(self.best.hyper)
-        return f'[[evaluation]]\nmethod = "{self.method}"\nshots = {self.shots}\nhyper = {hyper}'
+    def borders(self) -> dict[str, Any]:
+        """The best values that are the smallest or largest of those to try."""
+        search = method_spec(self.chosen.method).method.search
+        return {
+            name: self.best.hyper[name]
+            for name, values in search.items()
+            if _is_at_the_border(self.best.hyper[name], values)
+        }
 
 
-def _toml(value: Any) -> str:
-    if not isinstance(value, dict):
-        return json.dumps(value)
-    return f"{{ {', '.join(f'{name} = {_toml(inner)}' for name, inner in value.items())} }}"
+def _is_at_the_border(value: Any, values: Sequence[Any]) -> bool:
+    """Of three numbers or more: any of two is at a border."""
+    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+    return numbers and len(values) > 2 and value in (min(values), max(values))
 
 
 def combinations(method: Method) -> list[dict[str, Any]]:
@@ -71,58 +78,116 @@ def tune(
     shots: Sequence[int],
     episodes: int,
     bench: Bench,
+    engine: Engine = in_this_process,
+    tried: Results | None = None,
 ) -> Iterator[Tuned]:
     """The best of each method's `search` at each number of shots, in the method's own setting.
 
     Joint methods are tuned on base and novel classes together, and those that use U with one of its
-    own. What the recipe has chosen already and the method does not search stays as it is.
+    own. A method that builds on another comes after it and begins with what was found for it. What
+    else the recipe has chosen already and the method does not search stays as it is.
+
+    Candidates that `tried` has are not computed again, and it keeps the others.
     """
     for name in names:
-        method = method_spec(name).method
-        if not method.search:
+        if not method_spec(name).method.search:
             raise FewgraftError(f"'{name}' names nothing to search", "Its `search` is empty.")
+    for name in sorted(names, key=_depth):
         for k in shots:
-            yield _best(recipe, models, name, k, episodes, bench)
+            fixed = _fixed(recipe, name, k, again=method_spec(name).builds_on in names)
+            settings = EpisodeSettings.paper(
+                own_setting(method_spec(name)), k, split="val", seed=SEED
+            )
+            job = Job(recipe.name, recipe.data, name, fixed, settings, episodes, models)
+            found = _best(recipe, _Candidates(job, bench, engine, tried))
+            recipe = recipe.with_chosen(found.chosen)
+            yield found
 
 
-def _best(
-    recipe: Recipe, models: Path, name: str, shots: int, episodes: int, bench: Bench
-) -> Tuned:
+def _depth(name: str) -> int:
+    """How many methods one after the other this one builds on."""
+    below = method_spec(name).builds_on
+    return 1 + _depth(below) if below else 0
+
+
+def _fixed(recipe: Recipe, name: str, shots: int, again: bool) -> dict[str, Any]:
+    """What is not searched. `again`: the method that it builds on was tuned anew, which outdates
+    what its own entry has for that.
+    """
     spec = method_spec(name)
     chosen = recipe.hyper(name, shots)
-    fixed = {key: value for key, value in chosen.items() if key not in spec.method.search}
-    settings = EpisodeSettings.paper(own_setting(spec), shots, split="val", seed=SEED)
+    if again:
+        chosen |= spec.method.inherited(recipe.hyper(spec.builds_on, shots))
+    return {key: value for key, value in chosen.items() if key not in spec.method.search}
 
-    def scores(hypers: Sequence[dict[str, Any]]) -> list[Scores]:
+
+class _Candidates:
+    """Evaluates choices of hyper-parameters, on top of those of a job, none of them twice."""
+
+    def __init__(self, job: Job, bench: Bench, engine: Engine, tried: Results | None) -> None:
+        self.job, self._bench, self._engine, self._tried = job, bench, engine, tried
+        self._rows = {row.id: row for row in tried.rows()} if tried else dict[str, Row]()
+        self.made: dict[str, Candidate] = {}
+
+    def __call__(self, choices: Iterable[dict[str, Any]]) -> list[Candidate]:
+        wanted = {json.dumps(hyper): hyper | self.job.hyper for hyper in choices}
+        groups = _alike(
+            {key: hyper for key, hyper in wanted.items() if key not in self.made},
+            self.job.spec.method.for_answers,
+        )
+        title = f"{self.job.spec.name}, {self.job.episode_settings.shots}-shot"
+        for keys in track(groups, title, len(groups)):
+            found = self._scores([replace(self.job, hyper=wanted[key]) for key in keys])
+            made = zip(keys, found, strict=True)
+            self.made |= {key: Candidate(wanted[key], scores) for key, scores in made}
+        return [self.made[key] for key in wanted]
+
+    def _scores(self, jobs: Sequence[Job]) -> list[Scores]:
         """Of hyper-parameters that `fit` cannot tell apart."""
-        jobs = [
-            Job(recipe.name, recipe.data, name, hyper, settings, episodes, models)
-            for hyper in hypers
-        ]
+        if self._tried is None:
+            return self._computed(jobs)
+        names = [row_id(self._bench.identity(job)) for job in jobs]
+        new = [(job, name) for job, name in zip(jobs, names, strict=True) if name not in self._rows]
+        start, threads = time.perf_counter(), torch.get_num_threads()
+        found = self._computed([job for job, _ in new]) if new else []
+        seconds = (time.perf_counter() - start) / max(1, len(new))
+        for (job, name), scores in zip(new, found, strict=True):
+            self._rows[name] = self._bench.row(job, scores, seconds, threads)
+            self._tried.append(self._rows[name], scores)
+        return [self._tried.scores(self._rows[name]) for name in names]
+
+    def _computed(self, jobs: Sequence[Job]) -> list[Scores]:
         chunks = jobs[0].chunks
-        if len(jobs) == 1:
-            return [join_scores(bench.chunk(jobs[0], chunk) for chunk in chunks)]
-        parts = [bench.chunk_of_each(jobs, chunk) for chunk in chunks]
-        return [join_scores(part) for part in zip(*parts, strict=True)]
+        if len(jobs) > 1 and self._engine is in_this_process:
+            parts = [self._bench.chunk_of_each(jobs, chunk) for chunk in chunks]
+            return [join_scores(part) for part in zip(*parts, strict=True)]
+        found = []
+        for job in jobs:
+            done = {c.start: scores for c, scores in self._engine(self._bench, job, chunks)}
+            found.append(join_scores(done[chunk.start] for chunk in chunks))
+        return found
 
-    made: dict[str, Candidate] = {}
 
-    def evaluate(choices: Iterable[dict[str, Any]]) -> list[Candidate]:
-        wanted = {json.dumps(hyper): hyper | fixed for hyper in choices}
-        alike: dict[str, list[str]] = {}  # keys of candidates by what `fit` sees of them
-        for key, hyper in wanted.items():
-            seen = {k: v for k, v in hyper.items() if k not in spec.method.for_answers}
-            if key not in made:
-                alike.setdefault(json.dumps(seen), []).append(key)
-        for keys in track(alike.values(), f"{name}, {shots}-shot", len(alike)):
-            found = scores([wanted[key] for key in keys])
-            made.update({k: Candidate(wanted[k], s) for k, s in zip(keys, found, strict=True)})
-        return [made[key] for key in wanted]
+def _alike(choices: Mapping[str, dict[str, Any]], for_answers: Sequence[str]) -> list[list[str]]:
+    """Keys of choices, those together that `fit` cannot tell apart."""
+    groups: dict[str, list[str]] = {}
+    for key, hyper in choices.items():
+        seen = {name: value for name, value in hyper.items() if name not in for_answers}
+        groups.setdefault(json.dumps(seen), []).append(key)
+    return list(groups.values())
 
-    best, candidates = SEARCHES[spec.method.search_by](spec.method, evaluate), tuple(made.values())
-    [default] = evaluate([registered(spec.method)])
+
+def _best(recipe: Recipe, evaluate: _Candidates) -> Tuned:
+    job = evaluate.job
+    method, shots = job.spec.method, job.episode_settings.shots
+    best = SEARCHES[method.search_by](method, evaluate)
+    candidates = tuple(evaluate.made.values())
+    [default] = evaluate([registered(method)])
+    # What it has from elsewhere, such as the method that it builds on, needs no entry.
+    there = recipe.without(job.method, shots).hyper(job.method, shots)
+    own = {key: value for key, value in best.hyper.items() if there.get(key) != value}
     gain = paired(best.scores.acc, default.scores.acc)
-    return Tuned(name, shots, best, gain, candidates)
+    return Tuned(Chosen(method=job.method, shots=shots, hyper=own), best, gain, candidates)
 
 
 def own_setting(spec: MethodSpec) -> str:

@@ -5,14 +5,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewgraft.cli import bench_figures, bench_tables
+from fewgraft.cli import bench_figures, bench_import, bench_tables
 from fewgraft.cli.bench_options import (
+    AddressOption,
     EngineOption,
     EpisodesOption,
     ModelsOption,
     OutOption,
     RecipeArgument,
     ShotsOption,
+    WorkersOption,
     chosen_engine,
     listed,
     named,
@@ -20,7 +22,7 @@ from fewgraft.cli.bench_options import (
     seeds_of,
 )
 from fewgraft.cli.tool import DeviceOption
-from fewgraft.errors import FewgraftError, writing
+from fewgraft.errors import FewgraftError, reading, writing
 
 if TYPE_CHECKING:
     from fewgraft.bench.runner import Job
@@ -30,6 +32,7 @@ app = typer.Typer(
     help="Evaluate methods on frozen episodes, and look at the results.", no_args_is_help=True
 )
 
+app.command("import")(bench_import.import_)
 app.command()(bench_tables.table)
 app.command()(bench_tables.compare)
 for command in (
@@ -89,13 +92,8 @@ def run(
     ] = None,
     out: OutOption = None,
     engine: EngineOption = "here",
-    workers: Annotated[
-        int | None,
-        typer.Option(min=1, help="Start so many Ray workers; one per core if not given."),
-    ] = None,
-    address: Annotated[
-        str | None, typer.Option(help="Join the Ray cluster at this address.")
-    ] = None,
+    workers: WorkersOption = None,
+    address: AddressOption = None,
     device: DeviceOption = "cpu",
 ) -> None:
     """Evaluate methods × settings × shots. Rows that are there already are not computed again.
@@ -116,6 +114,7 @@ def run(
     from fewgraft.devices import choose_device
     from fewgraft.episodes import SETTINGS
     from fewgraft.files import make_folder
+    from fewgraft.imported import is_import
     from fewgraft.training.recipe import load_recipe
     from fewgraft.zoo import models_folder
 
@@ -123,11 +122,14 @@ def run(
     if engine == "ray" and place.type != "cpu":
         raise FewgraftError("workers of Ray compute on the CPU", "Leave --device or --engine out.")
     loaded = load_recipe(recipe)
+    folders = [Path(one) for one in listed(models)] or [models_folder(loaded.name)]
+    if methods == "all" and any(map(is_import, folders)):
+        methods = "all-features"  # there are no pictures
     asked = {"ways": ways, "queries": queries, "unlabelled": unlabelled}
     asked |= {"base_queries": base_queries}
     wanted = [
         job
-        for folder in [Path(one) for one in listed(models)] or [models_folder(loaded.name)]
+        for folder in folders
         for seed in seeds_of(seeds)
         for setting in (list(SETTINGS) if settings == "all" else listed(settings))
         for job in jobs(
@@ -194,9 +196,13 @@ def _with_pieces(jobs: "list[Job]") -> "list[Job]":
         has_pieces(job.models, job.configured.pieces, job.episode_settings.shots) for job in jobs
     ]
     missing = {job.configured.pieces for job, there in zip(jobs, ready, strict=True) if not there}
-    for name in sorted(missing):
-        typer.echo(f"left out: {name}; `fewgraft train RECIPE --only {name}` first", err=True)
+    _tell_left_out(missing)
     return [job for job, there in zip(jobs, ready, strict=True) if there]
+
+
+def _tell_left_out(pieces: set[str]) -> None:
+    for name in sorted(pieces):
+        typer.echo(f"left out: {name}; `fewgraft train RECIPE --only {name}` first", err=True)
 
 
 @app.command()
@@ -231,29 +237,98 @@ def rerun(
 @app.command()
 def tune(
     recipe: RecipeArgument,
-    methods: Annotated[str, typer.Option(help="Tune these methods, separated by commas.")],
+    methods: Annotated[
+        str,
+        typer.Option(
+            help="Tune these methods, separated by commas; all is every one with values to try, "
+            "all-features those of them that need features only."
+        ),
+    ] = "all",
     shots: ShotsOption = "1,5",
     episodes: EpisodesOption = 300,
     models: ModelsOption = None,
+    write: Annotated[
+        bool, typer.Option("--write", help="Write a copy of the recipe with what was found.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write that copy to this TOML file; NAME.tuned.toml if not given. Implies --write."
+        ),
+    ] = None,
+    engine: EngineOption = "here",
+    workers: WorkersOption = None,
+    address: AddressOption = None,
 ) -> None:
-    """Choose hyper-parameters on validation episodes, and print entries for the recipe.
+    """Choose hyper-parameters on validation episodes: entries for the recipe.
 
-    Example: fewgraft bench tune cifar-fs --methods +pr,proposed-without-adaptation
+    A method that builds on another, as +pr+bias on +pr, is tuned after it, with its values. With
+    --write the entries go into a copy of the recipe, and every value tried, with its interval, into
+    results.jsonl of the folder NAME.tuned.tried beside it. Interrupted, the same command goes on
+    and computes no value again.
+
+    Examples:
+
+      fewgraft bench tune cifar-fs --methods +pr,+pr+bias,proposed-without-adaptation
+
+      fewgraft bench tune birds.toml --methods all-features --write --out birds.tuned.toml
     """
+    from fewgraft.bench.results import Results
     from fewgraft.bench.runner import Bench
     from fewgraft.bench.tune import tune as search
+    from fewgraft.bench.tuned_recipe import entry_of, tried_folder, with_entries
+    from fewgraft.files import write_atomically
+    from fewgraft.imported import is_import
     from fewgraft.metrics import interval
-    from fewgraft.training.recipe import load_recipe
+    from fewgraft.parsing import read_text
+    from fewgraft.training.recipe import Chosen, load_recipe, recipe_file
     from fewgraft.zoo import models_folder
 
     loaded = load_recipe(recipe)
-    folder = models or models_folder(loaded.name)
-    for found in search(loaded, folder, named(methods), numbers(shots), episodes, Bench()):
-        typer.echo(
-            f"# val Acc {interval(found.best.scores.acc)}, best of {len(found.candidates)}; "
-            f"over the default {found.gain.difference}"
-        )
-        typer.echo(found.toml + "\n")
+    copy = out or (Path(f"{loaded.name}.tuned.toml") if write else None)
+    with reading(recipe, "readable recipe"):
+        text = read_text(recipe_file(recipe))
+    folder, ks = models or models_folder(loaded.name), numbers(shots)
+    if methods == "all" and is_import(folder):
+        methods = "all-features"
+    names = _tunable(methods, folder, ks) if methods in ALL else named(methods)
+    if copy:  # what cannot be written is refused before the work
+        if copy.is_dir():
+            raise FewgraftError(f"{copy} is a folder", "Name a TOML file.")
+        with_entries(text, [Chosen(method=n, shots=k, hyper={}) for n in names for k in ks], "")
+    found = []
+    with chosen_engine(engine, workers, address) as compute:
+        tried = Results(tried_folder(copy)) if copy else None
+        for one in search(loaded, folder, names, ks, episodes, Bench(), compute, tried):
+            found.append(one)
+            typer.echo(
+                f"# val Acc {interval(one.best.scores.acc)}, best of {len(one.candidates)}; "
+                f"over the default {one.gain.difference}"
+            )
+            for name, value in one.borders.items():
+                typer.echo(f"# {name} = {value} is at the border of what was tried")
+            typer.echo(entry_of(one.chosen) + "\n")
+    if copy:
+        heading = f"Chosen on {episodes} validation episodes by `fewgraft bench tune`."
+        with writing(copy):
+            entries = [one.chosen for one in found]
+            write_atomically(copy, with_entries(text, entries, heading).encode())
+        typer.echo(f"wrote {copy}; what was tried is in {tried_folder(copy)}/results.jsonl")
+
+
+def _tunable(methods: str, folder: Path, shots: list[int]) -> list[str]:
+    """Methods that name values to try, without those that lack what they have to learn first."""
+    from fewgraft.methods import method_spec
+    from fewgraft.pieces import has_pieces
+
+    specs = [method_spec(name) for name in _named(methods)]
+    lacking = {
+        spec.method.pieces
+        for spec in specs
+        if not all(has_pieces(folder, spec.method.pieces, k) for k in shots)
+    }
+    _tell_left_out(lacking)
+    return [s.name for s in specs if s.method.search and s.method.pieces not in lacking]
 
 
 @app.command("methods")

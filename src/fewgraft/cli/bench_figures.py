@@ -6,12 +6,14 @@ from typing import Annotated
 import typer
 
 from fewgraft.cli.bench_options import (
+    AddressOption,
     EngineOption,
     EpisodesOption,
     ModelsOption,
     OutOption,
     RecipeArgument,
     SeedOption,
+    WorkersOption,
     chosen_engine,
     decimals,
     named,
@@ -52,6 +54,8 @@ def ratio(
     models: ModelsOption = None,
     out: OutOption = None,
     engine: EngineOption = "here",
+    workers: WorkersOption = None,
+    address: AddressOption = None,
 ) -> None:
     """Vary what is in the unlabelled set U: its share of novel pictures, then its distractors.
 
@@ -92,7 +96,7 @@ def ratio(
     else:
         sweeps = [Sweep.of_shares(decimals(shares)), Sweep.of_distractors(numbers(distractors))]
         figure, names = folder / RATIO, named(methods) or list(METHODS)
-    with chosen_engine(engine) as compute:
+    with chosen_engine(engine, workers, address) as compute:
         found = [
             run_sweep(
                 sweep,

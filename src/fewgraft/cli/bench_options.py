@@ -28,6 +28,10 @@ EpisodesOption = Annotated[
 ]
 ShotsOption = Annotated[str, typer.Option(help="Evaluate with so many shots, such as 1,5.")]
 EngineOption = Annotated[str, typer.Option(help="Compute here, or on a cluster with ray.")]
+WorkersOption = Annotated[
+    int | None, typer.Option(min=1, help="Start so many Ray workers; one per core if not given.")
+]
+AddressOption = Annotated[str | None, typer.Option(help="Join the Ray cluster at this address.")]
 SeedOption = Annotated[
     int,
     typer.Option(min=0, max=LARGEST_SEED, help="Draw the sequence of episodes that has this seed."),

@@ -132,6 +132,37 @@ def verify(
         typer.echo(f"{name}: {line}, content {store.manifest.content[:16]}: as it should be")
 
 
+@app.command("names")
+def names_(
+    name: Annotated[str, typer.Argument(help="Name the classes of this data set.")],
+    table: Annotated[Path, typer.Argument(help="Read this CSV file, with columns class and name.")],
+    root: Root = None,
+) -> None:
+    """Give classes whose own names are codes a name that figures and reports show.
+
+    The data stays the same, and so do episodes and results. Adding the data set again drops the
+    names.
+
+    Example: fewgraft data names mini-imagenet names.csv
+    """
+    from fewgraft.data.catalogue import data_root, open_data
+    from fewgraft.data.icons import ICONS
+    from fewgraft.data.store import NAMES, read_names
+    from fewgraft.errors import reading, writing
+    from fewgraft.files import write_atomically
+
+    if name == ICONS:
+        raise FewgraftError("the classes of icons have names already")
+    store = open_data(name, root)
+    found = read_names(table, store.classes)
+    with reading(table, "readable table of names"):
+        content = table.read_bytes()
+    target = (root or data_root()) / name / NAMES
+    with writing(target):
+        write_atomically(target, content)
+    typer.echo(f"{len(found)} of {len(store.classes)} classes of {name} have names to show")
+
+
 @app.command()
 def show(
     name: Annotated[str, typer.Argument(help="Show the data set of this name.")],

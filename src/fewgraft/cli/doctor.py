@@ -55,6 +55,9 @@ def doctor() -> None:
     _section("Machine")
     for name, text in _machine().items():
         _line(name, text)
+    _section("Ray")
+    for name, text in _ray().items():
+        _line(name, text)
     _section("Extras")
     for name in extras():
         missing = [package for package in packages(name) if not _installed(package)]
@@ -129,6 +132,18 @@ def _machine() -> dict[str, str]:
         "memory": f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free",
         "disk": f"{_free_disk(data_root()) / 2**30:.1f} GiB free for data in {data_root()}",
         "gpu": gpu,
+    }
+
+
+def _ray() -> dict[str, str]:
+    """The library and what a cluster needs; nothing is started."""
+    if not _installed("ray"):
+        return {"library": "missing; pip install 'fewgraft[ray]'"}
+    named = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
+    return {
+        "library": f"{_version('ray')}; all machines need the same, and the same Fewgraft",
+        "cluster": "one on this machine, unless --address HOST:PORT joins another",
+        "token": "from the environment" if named else "none in the environment; Ray's is in ~/.ray",
     }
 
 

@@ -56,7 +56,7 @@ def episode(
     typer.echo(f"episode {number} of {data}: hash {episodes.hash}")
     typer.echo(f"base classes: {episodes.n_base}")
     typer.echo(
-        "novel classes: " + ", ".join(store.classes[c] for c in episodes.classes[0].tolist())
+        "novel classes: " + ", ".join(store.name_of(c) for c in episodes.classes[0].tolist())
     )
     for role in ("support", "query", "unlabelled"):
         typer.echo(f"{role}: {getattr(episodes, role).shape[1]} pictures")

@@ -51,7 +51,7 @@ def class_rows(
         for chosen in sorted(stream.choose(len(groups), min(share, len(groups))).tolist()):
             label, pictures = groups[chosen]
             some = stream.choose(len(pictures), min(most_pictures, len(pictures)))
-            rows.append(SheetRow(f"{store.classes[label]}\n{part}", pictures[some]))
+            rows.append(SheetRow(f"{store.name_of(label)}\n{part}", pictures[some]))
     return rows
 
 

@@ -23,10 +23,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from fewgraft.data.arrays import npy_array, npy_map
 from fewgraft.data.parts import BASE_PARTS, NOVEL_PARTS, PARTS, Part
 from fewgraft.data.pictures import Pixels
-from fewgraft.errors import FewgraftError, reading
-from fewgraft.parsing import read_json, validated
+from fewgraft.errors import FewgraftError, nearest, reading
+from fewgraft.parsing import read_csv, read_json, validated
 
 FORMAT = 1
+NAMES = "names.csv"  # beside the arrays, where classes have codes for names
 LARGEST_SIZE = 1024  # pixels of a side
 
 
@@ -73,6 +74,7 @@ class ImageStore:
     labels: NDArray[np.int32]
     parts: NDArray[np.uint8]
     manifest: Manifest
+    shown: Mapping[str, str] = field(default_factory=dict, compare=False)  # {class: name to show}
     _by_class: dict[Part, dict[int, NDArray[np.int64]]] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -85,6 +87,10 @@ class ImageStore:
     def classes(self) -> tuple[str, ...]:
         """Names of all classes; a label is a position in it."""
         return self.manifest.classes
+
+    def name_of(self, label: int) -> str:
+        """What people call a class: its name in names.csv, or else as the data has it."""
+        return self.shown.get(self.classes[label], self.classes[label])
 
     @property
     def base_classes(self) -> tuple[str, ...]:
@@ -157,7 +163,22 @@ def open_store(folder: Path) -> ImageStore:
             raise ValueError(f"its labels run beyond its {len(manifest.classes)} classes")
         if parts.max() >= len(PARTS) or count_parts(parts) != manifest.counts:
             raise ValueError("its parts are not those that its manifest counts")
-        return ImageStore(pictures, labels, parts, manifest)
+        shown = read_names(folder / NAMES, manifest.classes) if (folder / NAMES).exists() else {}
+        return ImageStore(pictures, labels, parts, manifest, shown)
+
+
+def read_names(path: Path, classes: Sequence[str]) -> dict[str, str]:
+    """Names to show for classes whose own are codes, from a table with columns class and name."""
+    with reading(path, "readable table of names"):
+        header, rows = read_csv(path)
+        if not {"class", "name"} <= set(header):
+            raise ValueError("its columns are not class and name")
+    found = {row["class"]: row["name"].strip() for row in rows}
+    if unknown := [code for code in found if code not in classes]:
+        raise FewgraftError(
+            f"{path} names '{unknown[0]}', which is no class", nearest(unknown[0], classes)
+        )
+    return {code: name for code, name in found.items() if name}
 
 
 _ADD_AGAIN = "Add it again with `fewgraft data add NAME --from PATH`."

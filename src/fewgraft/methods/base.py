@@ -49,6 +49,8 @@ class Task:
         base_features: A few features of base/train per base class [N_b, m, d], for methods that say
             `uses_base_features`; in settings without base classes, too.
         absent: Base classes that each episode does without [E, ·]; None: it has all.
+        lengths: How long the features of support [E, S] and unlabelled [E, U] were before they
+            became directions, for methods that say `uses_lengths`.
 
     Example:
         >>> import torch
@@ -80,10 +82,18 @@ class Task:
     learnt: LearntTensors | None = None
     base_features: Tensor | None = None
     absent: Tensor | None = None
+    lengths: tuple[Tensor, Tensor] | None = None
 
     def __len__(self) -> int:
         """How many episodes there are."""
         return len(self.support)
+
+    def with_lengths(self) -> tuple[Tensor, Tensor]:
+        """Features of support [E, S, d] and unlabelled [E, U, d] as the network gives them."""
+        if self.lengths is None:
+            raise FewgraftError("this method needs the lengths of features, and there are none")
+        support, unlabelled = self.lengths
+        return support[..., None] * self.support, unlabelled[..., None] * self.unlabelled
 
     def strike(self, scores: Tensor) -> Tensor:
         """Scores [E, n, N_b] over the base classes with −∞ for those that are absent.
@@ -156,6 +166,7 @@ class Method(ABC):
     moves_network: ClassVar[bool] = False
     uses_pictures: ClassVar[bool] = False  # views of them, though the network stays as it is
     uses_base_features: ClassVar[bool] = False
+    uses_lengths: ClassVar[bool] = False  # of features, before they became directions
     # How many episodes it is given together; 0: as many as is usual in the setting.
     at_a_time: ClassVar[int] = 0
     # What its learnt pieces are called, beside the models and in recipes; "": it has none.
@@ -169,6 +180,10 @@ class Method(ABC):
     for_answers: ClassVar[tuple[str, ...]] = ()
     # All combinations, or one hyper-parameter after the other, in the order of `search`.
     search_by: ClassVar[Literal["grid", "coordinates"]] = "grid"
+
+    # Hyper-parameters that came later: at their defaults they are no part of a row's name, so that
+    # rows of before keep theirs.
+    added: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def fit(self, task: Task) -> Solution:
@@ -185,6 +200,16 @@ class Method(ABC):
     def learner(self) -> "Method":
         """The method whose pieces are used: itself, or the one inside it."""
         return self
+
+    @property
+    def hyper(self) -> dict[str, Any]:
+        """All hyper-parameters by name, without those that came later and are at their defaults."""
+        defaults = {f.name: f.default for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+        return {
+            name: value
+            for name, value in dataclasses.asdict(self).items()  # type: ignore[call-overload]
+            if name not in self.added or value != defaults[name]
+        }
 
     def inherited(self, hyper: dict[str, Any]) -> dict[str, Any]:
         """What is chosen for the method that this one builds on, under the names it has here."""

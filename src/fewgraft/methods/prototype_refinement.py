@@ -23,6 +23,7 @@ class PrototypeRefinement(Method):
     """Prototypes, refined `steps` times."""
 
     uses_unlabelled = True
+    added = ("normalise",)
     search: ClassVar[Search] = {
         "steps": (1, 2, 3, 5, 10),
         "alpha": (0.5, 1.0),
@@ -34,21 +35,32 @@ class PrototypeRefinement(Method):
     temperature: float = 1.0  # of the pseudo-labels
     unlabelled_bias: float = 0.0  # on the novel logits of U
     bias: float = 0.0  # on the novel logits of the answer
+    normalise: bool = True  # features and prototypes to directions; False is the paper's letter
+
+    @property
+    def uses_lengths(self) -> bool:  # type: ignore[override]
+        """Eqs. 2–4 to the letter average features as the network gives them."""
+        return not self.normalise
 
     @property
     def refinement(self) -> Refinement:
         """How Eqs. 3–4 are applied."""
-        return Refinement(self.steps, self.alpha, self.temperature, self.unlabelled_bias)
+        return Refinement(
+            self.steps, self.alpha, self.temperature, self.unlabelled_bias, self.normalise
+        )
 
     def fit(self, task: Task) -> NovelWeights:
         """Eq. 2, then Eqs. 3–4; an empty U leaves the prototypes."""
-        novel = prototypes(task.support, task.labels, task.ways)
-        if task.unlabelled.shape[1]:
+        support, unlabelled = task.support, task.unlabelled
+        if not self.normalise:
+            support, unlabelled = task.with_lengths()
+        novel = prototypes(support, task.labels, task.ways, normalise=self.normalise)
+        if unlabelled.shape[1]:
             novel = refine(
                 novel,
-                task.support,
+                support,
                 task.labels,
-                task.unlabelled,
+                unlabelled,
                 task.base_unlabelled,
                 task.gamma,
                 self.refinement,

@@ -5,7 +5,7 @@ import json
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -13,13 +13,14 @@ from fewgraft.augment import Augmentation
 from fewgraft.backbones import backbone_spec
 from fewgraft.data.store import LARGEST_SIZE
 from fewgraft.errors import FewgraftError, nearest, reading
+from fewgraft.home import imports_root
 from fewgraft.methods import method_spec
 from fewgraft.methods.base import Method
 from fewgraft.parsing import first_problem, read_toml
 from fewgraft.prototypes import Refinement
 
 EMBEDDED = resources.files("fewgraft") / "recipes"
-OF_METHODS = ("learning", "evaluation")  # sections that may change while the models stay
+OF_METHODS = ("learning", "evaluation", "normalise")  # what may change while the models stay
 MOST = 1_000_000  # pictures of an episode: more than any data set here has
 Steps = Annotated[int, Field(ge=1, le=100_000_000)]
 Shots = Annotated[tuple[Annotated[int, Field(ge=1, le=MOST)], ...], Field(min_length=1)]
@@ -239,6 +240,9 @@ class Recipe(_Section):
     """What methods learn beforehand, by method; see below."""
     validation: Validation = Validation()
     """See below."""
+    normalise: bool = True
+    """In evaluation, whether refinement makes features and prototypes directions; false is Eqs. 2–4
+    of the paper to the letter (docs/task.md)."""
     evaluation: tuple[Chosen, ...] = ()
     """Tuned hyper-parameters, see below."""
 
@@ -256,11 +260,23 @@ class Recipe(_Section):
         spec = method_spec(method)
         base = self.hyper(spec.builds_on, shots) if spec.builds_on else {}
         found = spec.method.inherited(base)
+        if not self.normalise and hasattr(spec.method, "normalise"):
+            found["normalise"] = False
         for wanted in (None, shots):
             for chosen in self.evaluation:
                 if chosen.method == method and chosen.shots == wanted:
                     found |= chosen.hyper
         return found
+
+    def without(self, method: str, shots: int | None) -> Self:
+        """The recipe without its entries for a method at this number of shots."""
+        left = [c for c in self.evaluation if (c.method, c.shots) != (method, shots)]
+        return self.model_copy(update={"evaluation": tuple(left)})
+
+    def with_chosen(self, chosen: Chosen) -> Self:
+        """The recipe with this entry in place of those for the same method and shots."""
+        left = self.without(chosen.method, chosen.shots)
+        return left.model_copy(update={"evaluation": (*left.evaluation, chosen)})
 
 
 def recipe_names() -> list[str]:
@@ -272,20 +288,28 @@ def load_recipe(path_or_name: str, changes: dict[str, str] | None = None) -> Rec
     """A recipe from a file, or by name from inside the package, with changes such as
     {"pretraining.steps": "10"}.
     """
-    path = Path(path_or_name)
     with reading(path_or_name, "readable recipe"):
-        if path_or_name in recipe_names() and not path.is_file():
-            path = Path(str(EMBEDDED / f"{path_or_name}.toml"))
-        elif not path.is_file():
-            raise FewgraftError(
-                f"there is no recipe '{path_or_name}'", nearest(path_or_name, recipe_names())
-            )
-        content = read_toml(path)
+        content = read_toml(recipe_file(path_or_name))
         for key, value in (changes or {}).items():
             _set(content, key, value)
         recipe = _recipe(content, path_or_name)
     backbone_spec(recipe.backbone)
     return recipe
+
+
+def recipe_file(path_or_name: str) -> Path:
+    """The file of a recipe: the one that is named, or one inside the package or of an import."""
+    path = Path(path_or_name)
+    if path.is_file():
+        return path
+    if path_or_name in recipe_names():
+        return Path(str(EMBEDDED / f"{path_or_name}.toml"))
+    imported = imports_root() / path_or_name / "recipe.toml"
+    if path.name == path_or_name and imported.is_file():
+        return imported
+    raise FewgraftError(
+        f"there is no recipe '{path_or_name}'", nearest(path_or_name, recipe_names())
+    )
 
 
 def learning_hash(recipe: Recipe, name: str, shots: int) -> str:
