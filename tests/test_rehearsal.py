@@ -160,7 +160,7 @@ def test_what_a_bias_loses_and_finds_against_a_loop() -> None:
         counts=torch.ones(3),
     )
     start = torch.tensor([-0.3, 0.0, 0.1])
-    lost, found = lesson.scores(start)
+    lost, found = lesson.scores(start.tolist())
     assert len(lost) == len(found) == len(rehearsal.BIASES)
     for row in range(0, len(lost), 7):
         bias = start + rehearsal.BIASES[row]
