@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-GAMMAS = torch.logspace(math.log10(2), 2, 60)  # 2 … 100
+GAMMAS = torch.logspace(math.log10(2), 3, 90)  # 2 … 1000
 
 
 def best_gamma(*parts: tuple[Tensor, Tensor]) -> float:
