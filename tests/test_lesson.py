@@ -290,7 +290,7 @@ def test_gamma_is_the_likeliest() -> None:
 @pytest.mark.parametrize(("right", "said"), [(True, "easily"), (False, "hardly")])
 def test_gamma_at_an_end_is_told(right: bool, said: str) -> None:
     """Photos that are all right, or all wrong, want a γ without end."""
-    cosines = torch.tensor([[0.52, 0.48], [0.48, 0.52]])
+    cosines = torch.tensor([[0.51, 0.49], [0.49, 0.51]], dtype=torch.double)
     found = best_gamma((cosines, torch.tensor([0, 1] if right else [1, 0])))
     [note] = notes_of_gamma(found)
     assert said in note
