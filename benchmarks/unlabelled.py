@@ -63,7 +63,7 @@ def main() -> None:
         pictures = Embedded(unlabelled, kept, [b""] * asked.pictures, {})
         record_of(trial.with_unlabelled.learnt, pictures, [b""] * asked.pictures, 20)
         whole = time.process_time() - began
-    print(f"{asked.pictures:,} pictures, {asked.classes:,} old classes, at most {asked.steps} steps")
+    print(f"{asked.pictures:,} pictures, {asked.classes:,} old classes, {asked.steps} steps")
     print(f"one bare product {bare:7.2f} s")
     print(f"a lesson         {whole:7.2f} s: {whole / bare:.2f} products")
     print(

@@ -32,7 +32,7 @@ from fewgraft.app.learning.lesson import (
 from fewgraft.border import Border, Tradeoff
 from fewgraft.methods.base import Task
 from fewgraft.methods.prototype_refinement import PrototypeRefinement
-from fewgraft.prototypes import Refinement, cosine_logits, directions, updated
+from fewgraft.prototypes import Refinement, cosine_logits, directions
 
 pytestmark = pytest.mark.numerical
 
@@ -79,16 +79,6 @@ def test_a_lesson_is_the_benchmarks_method(part: int, monkeypatch: pytest.Monkey
     assert learnt.known.classes == (*lesson.known.classes, "x", "y", "z")
     assert learnt.known.examples == (1, 2, 3, 4, 5, 6, 1, 2, 3)
     torch.testing.assert_close(learnt.known.weights[:K], lesson.known.weights)
-
-
-def test_steps_end_once_nothing_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    lesson = replace(make(), config=replace(HOW, steps=60))
-    steps: list[Tensor] = []
-    monkeypatch.setattr(lessons, "updated", lambda *step: steps.append(step[0]) or updated(*step))
-    learnt = lesson.learnt()
-    assert 1 < len(steps) < 60
-    monkeypatch.setattr(lessons, "SETTLED", 0.0)
-    torch.testing.assert_close(learnt.novel, lesson.learnt().novel, atol=5e-3, rtol=0)
 
 
 def test_a_class_named_again_remembers_what_it_was() -> None:

@@ -35,7 +35,6 @@ PART = 4096  # unlabelled pictures that are looked at together
 AS_MANY_AS = 20  # photos that what was known of a class counts for at most
 LEFT_OUT_TOGETHER = 256  # prototypes that are refined in one go when examples are left out
 LEFT_OUT_UNLABELLED = 2000  # unlabelled pictures that a leave-one-out looks at
-SETTLED = 1e-3  # prototypes that move by less in a step stay where they are
 HELPED = 0.5  # a picture helps a class from the step on where it is more likely than not of it
 
 
@@ -154,7 +153,6 @@ class Lesson:
     def _refined(self, members: Tensor, every: int) -> tuple[Tensor, Tensor, NDArray[np.int16]]:
         """Eqs. 3–4 with every so-manyth picture of U, in parts, for E sets of examples at once.
 
-        Every step goes through all of U, so that the steps end once no prototype moves any more.
         Prototypes [E, N, d], how many pictures count [E, N], and the step from which each picture
         helped [E, U]. `members` [E, S+M, N] says which examples a set has.
         """
@@ -170,9 +168,7 @@ class Lesson:
                 count = count + weights.sum(1)
                 now, before = (weights.amax(-1) >= HELPED).numpy(), helped[:, rows]
                 helped[:, rows] = np.where(now, np.where(before, before, step), 0)
-            before_step, novel = novel, updated(novel, total, count, self.config)
-            if (novel - before_step).norm(dim=-1).max() < SETTLED:
-                break
+            novel = updated(novel, total, count, self.config)
         return novel, count, helped
 
     def part_weights(self, novel: Tensor, part: Tensor, old: "OldScores", rows: slice) -> Tensor:
