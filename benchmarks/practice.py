@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,10 +117,10 @@ def semi_supervised(model: Any, *, unit: bool = True) -> Answer:
     return answer
 
 
-def tool(photos: PhotoSet, task: Draw) -> Labels:
-    """Fewgraft as it comes."""
+def tool(photos: PhotoSet, task: Draw, tolerance: float | None = None) -> Labels:
+    """Fewgraft as it comes, or with a tolerance."""
     x, y = photos.features, photos.labels
-    v1 = fewgraft.FewgraftClassifier().fit(x[task.base], y[task.base])
+    v1 = fewgraft.FewgraftClassifier(tolerance=tolerance).fit(x[task.base], y[task.base])
     v2 = v1.learn(x[task.support], y[task.support], unlabelled=x[task.unlabelled])
     return v2.predict(x[np.concatenate([task.old, task.new])])
 
@@ -214,9 +215,11 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=4)
     parser.add_argument("--shots", default="1,5")
     parser.add_argument("--unlabelled", type=int, default=200, help="photos in the pile")
+    parser.add_argument("--tolerance", type=float, help="of the tool; its usual one if not given")
     parser.add_argument("--only", help="ways to compare, separated by commas; all if not given")
     asked = parser.parse_args()
     warnings.filterwarnings("ignore")  # of solvers that stop early and of classes with one photo
+    WAYS["Fewgraft"] = partial(tool, tolerance=asked.tolerance)
     ways = ["Fewgraft", *asked.only.split(",")] if asked.only else list(WAYS)
     for photos in photo_sets(asked.files):
         for shots in map(int, asked.shots.split(",")):

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fewgraft.app.learning import lesson as lessons
-from fewgraft.app.learning.base import best_gamma, left_out_cosines
-from fewgraft.app.learning.bordering import SHIFTS, Bordering, Seen
+from fewgraft.app.learning.base import left_out_cosines
+from fewgraft.app.learning.bordering import SHIFTS, Bordering, Seen, usual_tolerance
+from fewgraft.app.learning.gamma import best_gamma, notes_of_gamma
 from fewgraft.app.learning.judging import (
     Judged,
     JudgedLesson,
@@ -214,6 +215,16 @@ def test_a_rehearsed_border_goes_by_the_photos_behind_a_prototype() -> None:
     assert Bordering(more, 0.01).of(seen(learnt, *nothing)).bias[0].item() == pytest.approx(0.9)
 
 
+@pytest.mark.parametrize(
+    ("mistakes", "usual"), [(0.0, 0.003), (0.06, 0.004), (0.15, 0.01), (0.3, 0.02), (0.9, 0.02)]
+)
+def test_a_classifier_that_is_nearly_always_right_may_lose_less(
+    mistakes: float, usual: float
+) -> None:
+    assert usual_tolerance(BORDER.model_copy(update={"mistakes": mistakes})) == usual
+    assert usual_tolerance(None) == 0.02
+
+
 def test_check_photos_outweigh_rehearsals_where_they_are_many() -> None:
     """Rehearsals would allow any push; the check photos lie where a new class does."""
     learnt = make().learnt(with_unlabelled=False)
@@ -269,7 +280,20 @@ def test_gamma_is_the_likeliest() -> None:
     generator = torch.Generator().manual_seed(0)
     cosines = torch.rand(4000, 5, generator=generator)
     labels = torch.multinomial((12 * cosines).softmax(-1), 1, generator=generator)[:, 0]
-    assert best_gamma(cosines, labels) == pytest.approx(12, rel=0.1)
+    found = best_gamma((cosines, labels))
+    assert found == pytest.approx(12, rel=0.1)
+    halves = zip(cosines.chunk(2), labels.chunk(2), strict=True)
+    assert best_gamma(*halves) == pytest.approx(12, rel=0.1)
+    assert not list(notes_of_gamma(found))
+
+
+@pytest.mark.parametrize(("right", "said"), [(True, "easily"), (False, "hardly")])
+def test_gamma_at_an_end_is_told(right: bool, said: str) -> None:
+    """Photos that are all right, or all wrong, want a γ without end."""
+    cosines = torch.tensor([[0.51, 0.49], [0.49, 0.51]], dtype=torch.double)
+    found = best_gamma((cosines, torch.tensor([0, 1] if right else [1, 0])))
+    [note] = notes_of_gamma(found)
+    assert said in note
 
 
 def answered(photos: int, before: int, after: int) -> Judged:

@@ -15,6 +15,7 @@ from fewgraft.app.estimator import FewgraftClassifier
 from fewgraft.app.features.embedding import untracked
 from fewgraft.app.learning import base, head, rehearsal
 from fewgraft.app.learning.foreign import auroc
+from fewgraft.app.learning.gamma import notes_of_gamma
 from fewgraft.app.learning.rehearsal import (
     FOLDS,
     Rehearsal,
@@ -160,7 +161,7 @@ def test_what_a_bias_loses_and_finds_against_a_loop() -> None:
         counts=torch.ones(3),
     )
     start = torch.tensor([-0.3, 0.0, 0.1])
-    lost, found = lesson.scores(start)
+    lost, found = lesson.scores(start.tolist())
     assert len(lost) == len(found) == len(rehearsal.BIASES)
     for row in range(0, len(lost), 7):
         bias = start + rehearsal.BIASES[row]
@@ -310,7 +311,7 @@ def test_a_base_of_spread_classes_is_whitened_and_learns_better() -> None:
     train = torch.arange(len(labels)) % 2 == 0
     v1 = FewgraftClassifier().fit(features[old & train].numpy(), names[old & train])
     assert not torch.equal(v1.model_.whitening, torch.eye(48))
-    assert 1 < v1.model_.gamma.item() < 100
+    assert not list(notes_of_gamma(v1.model_.gamma.item())), "inside of what is tried"
     accuracy = (v1.predict(features[old & ~train].numpy()) == names[old & ~train]).mean()
     assert v1.model_.card.metrics["held_out_accuracy"] == pytest.approx(accuracy, abs=0.12)
     shots = torch.cat([(labels == label).nonzero()[:2, 0] for label in (11, 12, 13)])

@@ -36,6 +36,7 @@ class Border(BaseModel):
     shares: tuple[Share, ...]  # of the unlabelled set that counted for new classes
     ways: float = Field(gt=0, le=10**6)  # new classes per lesson
     lessons: int = Field(ge=1)
+    mistakes: Share = 0.25  # of held-out photos of old classes, before any lesson
     unlabelled_bias: Cosine = 0.0  # on new classes in the pseudo-labels
     sharpness: float = Field(default=18.0, gt=0, le=1000)  # γ of the pseudo-labels
 

@@ -113,11 +113,14 @@ def learn(
         ),
     ] = None,
     tolerance: Annotated[
-        float,
+        float | None,
         typer.Option(
-            min=0, max=1, help="Let old classes lose this share of their photos to new ones."
+            min=0,
+            max=1,
+            help="Let old classes lose this share of their photos to new ones; if not given, one "
+            "for every 15 that are mistaken anyway, from 0.003 to 0.02.",
         ),
-    ] = 0.015,
+    ] = None,
     unknown: Annotated[bool, typer.Option(help='Answer "unknown" where no class fits.')] = True,
     foreign: Annotated[
         Path | None,

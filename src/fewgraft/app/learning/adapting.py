@@ -56,7 +56,7 @@ def learn_adapted(
     outcome = learn(moved, new, unlabelled, check, settings, embed(moved), foreign)
     if plain.check and outcome.check:
         judged = replace(outcome.check, before=plain.check.before)
-        if judged.loses_more_than(settings.tolerance):
+        if judged.loses_more_than(plain.tolerance):
             why = "the network was not adapted: old classes would lose more than the tolerance"
             return replace(plain, notes=(*plain.notes, why))
         outcome = replace(outcome, check=judged)

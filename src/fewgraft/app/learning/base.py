@@ -14,16 +14,16 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, normalize, one_hot
+from torch.nn.functional import normalize, one_hot
 
 from fewgraft.app.features.embedding import Embedder, Photo, Tracker, track_photos, untracked
 from fewgraft.app.features.labelled import Labelled, embed_classes
+from fewgraft.app.learning.gamma import best_gamma, notes_of_gamma
 from fewgraft.app.learning.head import class_weights
 from fewgraft.app.learning.hygiene import once
 from fewgraft.app.learning.judging import choose_threshold
 from fewgraft.app.learning.rehearsal import (
     FOLDS,
-    GAMMAS,
     Rehearsal,
     can_rehearse,
     rehearse,
@@ -117,7 +117,7 @@ def import_base(
     labelled, failed = embed_classes(Embedder(uncentred, keep=keep), photos, "photos")
     notes: list[str] = []
     model = base_of_head(uncentred, weights, classes, once(labelled, "photo", notes))
-    return BuiltBase(model, failed, tuple(notes))
+    return BuiltBase(model, failed, (*notes, *notes_of_gamma(model.gamma.item())))
 
 
 def build_base(
@@ -135,7 +135,7 @@ def build_base(
     notes: list[str] = []
     labelled = once(labelled, "photo", notes)
     model = base_of_features(backbone, tuple(photos), labelled, tracker)
-    return BuiltBase(model, failed, tuple(notes))
+    return BuiltBase(model, failed, (*notes, *notes_of_gamma(model.gamma.item())))
 
 
 def base_of_head(
@@ -153,7 +153,7 @@ def base_of_head(
     if photos is not None:
         labels = photos.places(classes)
         cosines = cosine_logits(photos.features, weights)
-        gamma = best_gamma(cosines, labels)
+        gamma = best_gamma((cosines, labels))
         accuracy = (cosines.argmax(-1) == labels).float().mean().item()
         unknown = choose_threshold(gamma * cosines.amax(-1), FALSE_REJECTS, "given photos")
         card = card.model_copy(update={"unknown": unknown, "metrics": {"accuracy": accuracy}})
@@ -180,7 +180,7 @@ def base_of_features(
     directions = normalize(labelled.features - centre, dim=-1)
     weights = normalize(class_means(directions, labels, len(classes)), dim=-1)
     cosines, judged = left_out_cosines(directions, labels, len(classes))
-    gamma = best_gamma(cosines[judged], labels[judged]) if judged.any() else GUESSED_GAMMA
+    gamma = best_gamma((cosines[judged], labels[judged])) if judged.any() else GUESSED_GAMMA
     accuracy = (cosines[judged].argmax(-1) == labels[judged]).float().mean().item()
     best = gamma * cosines[judged].amax(-1)
     card = _base_card(backbone, classes, labels).model_copy(
@@ -286,9 +286,3 @@ def left_out_cosines(directions: Tensor, labels: Tensor, n_classes: int) -> tupl
     without = cosine_logits(directions[:, None], (sums[labels] - directions)[:, None])[:, 0, 0]
     judged = members.sum(0)[labels] > 1
     return torch.where(members.bool(), without[:, None], cosines), judged
-
-
-def best_gamma(cosines: Tensor, labels: Tensor) -> float:
-    """The γ under which the labels are most likely."""
-    losses = torch.stack([cross_entropy(gamma * cosines, labels) for gamma in GAMMAS])
-    return GAMMAS[losses.argmin()].item()

@@ -17,6 +17,19 @@ from fewgraft.border import Border, Tradeoff
 REHEARSED_OLD = 200  # check photos that rehearsals count as much as
 REHEARSED_NEW = 20  # left-out examples
 SHIFTS = tuple(step / 80 for step in range(-60, 33))  # cosines, where nothing was rehearsed
+MISTAKES_PER_LOSS = 15  # one photo more may be lost for so many that are mistaken anyway
+TOLERANCES = (0.003, 0.02)  # the least and the most, unless another is asked for
+
+
+def usual_tolerance(border: Border | None) -> float:
+    """Share of old photos that may be lost where nobody says how many.
+
+    A classifier that is nearly always right may lose hardly any; where it is often wrong, as many
+    more are worth what is found for them.
+    """
+    least, most = TOLERANCES
+    mistakes = border.mistakes if border else 1.0
+    return min(max(round(mistakes / MISTAKES_PER_LOSS, 4), least), most)
 
 
 @dataclass(frozen=True)

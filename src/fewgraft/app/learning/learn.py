@@ -18,6 +18,7 @@ from fewgraft.app.features.labelled import (
     failures_of,
     refuse_twins,
 )
+from fewgraft.app.learning.bordering import usual_tolerance
 from fewgraft.app.learning.foreign import ForeignShare, judge_foreign
 from fewgraft.app.learning.hygiene import Material, warnings_of
 from fewgraft.app.learning.judging import (
@@ -43,7 +44,7 @@ class LearnSettings:
     """How to learn; the defaults suit most."""
 
     refinement: Refinement | None = None  # None: as was rehearsed for this model
-    tolerance: float = 0.015  # share of their photos that old classes may lose
+    tolerance: float | None = None  # share of their photos that old classes may lose; None: usual
     unknown: bool = True  # answer "unknown" where nothing fits
     false_rejects: float = 0.05  # share of known pictures that may be answered so
     review: int = 20  # unlabelled pictures to be proposed for labelling
@@ -64,6 +65,7 @@ class Outcome:
     left_out: Judged  # examples of the taught classes, each judged by what the others taught
     left_out_without_unlabelled: Judged
     unlabelled: UnlabelledRecord
+    tolerance: float  # share of their photos that old classes were allowed to lose
     foreign: ForeignShare | None = None  # photos of no class, where there were any
     failed: Mapping[str, str] = field(default_factory=dict)  # photo → why it could not be used
     notes: tuple[str, ...] = ()
@@ -102,9 +104,12 @@ def learn(
         settings.refinement or rehearsed_refinement(model),
         model.card.border,
     )
+    tolerance = settings.tolerance
+    if tolerance is None:
+        tolerance = usual_tolerance(model.card.border)
     with threads_for(pictures.features.size * len(known.classes)):
-        trial = Trial.of(lesson, judged_by, examples, settings.tolerance)
-    why_not = trial.harm(settings.tolerance) if len(pictures.features) else ""
+        trial = Trial.of(lesson, judged_by, examples, tolerance)
+    why_not = trial.harm(tolerance) if len(pictures.features) else ""
     used = bool(len(pictures.features)) and not why_not
     chosen = trial.with_unlabelled if used else trial.without_unlabelled
     final = chosen.learnt
@@ -127,12 +132,13 @@ def learn(
         left_out=chosen.left_out,
         left_out_without_unlabelled=trial.without_unlabelled.left_out,
         unlabelled=record_of(final, pictures, unlabelled, settings.review),
+        tolerance=tolerance,
         foreign=judge_foreign(taught, embed, foreign, best_logits(chosen)),
         failed={**example_failures, **check_failures, **failures_of(unlabelled, pictures)},
         notes=(
             *given.notes,
             *warnings_of(known.classes, lesson.taught, chosen.left_out),
-            *_notes(examples, chosen, settings),
+            *_notes(examples, chosen, tolerance),
         ),
     )
 
@@ -198,7 +204,7 @@ def _line(lesson: Lesson, used: bool, unlabelled: int) -> str:
     return f"{today}: {taught}{with_unlabelled}"
 
 
-def _notes(examples: Labelled, answer: JudgedLesson, settings: LearnSettings) -> tuple[str, ...]:
+def _notes(examples: Labelled, answer: JudgedLesson, tolerance: float) -> tuple[str, ...]:
     notes = []
     alone = len(examples.photos) - len(answer.left_out.photos)
     if alone:
@@ -207,7 +213,7 @@ def _notes(examples: Labelled, answer: JudgedLesson, settings: LearnSettings) ->
             "leaving them out; a second photo would change that"
         )
     check = answer.check
-    if check and check.loses_more_than(settings.tolerance):
+    if check and check.loses_more_than(tolerance):
         notes.append(
             f"the old classes lose {check.accuracy_before - check.accuracy_after:.1%} on the check "
             "photos even so: some of the new classes look like old ones"

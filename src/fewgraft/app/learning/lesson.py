@@ -173,10 +173,14 @@ class Lesson:
 
     def part_weights(self, novel: Tensor, part: Tensor, old: "OldScores", rows: slice) -> Tensor:
         """How much features [n, d] of U, in these rows, count for each taught class [E, n, N]."""
+        logits = self.part_logits(novel, part, old, rows)
+        return pseudo_labels(logits, old.evidence[None, rows], self.config)
+
+    def part_logits(self, novel: Tensor, part: Tensor, old: "OldScores", rows: slice) -> Tensor:
+        """What the taught classes make of these [E, n, N], in one product for all sets."""
         logits = direction_logits(part, novel.flatten(0, 1), self.known.gamma)
         logits = logits.mul_(old.inverse[rows, None])
-        each = logits.view(-1, *novel.shape[:2]).transpose(0, 1)  # one product for all sets
-        return pseudo_labels(each, old.evidence[None, rows], self.config)
+        return logits.view(-1, *novel.shape[:2]).transpose(0, 1)
 
     def judged(self) -> tuple[int, ...]:
         """Examples that can be left out: something of their class remains."""
@@ -291,9 +295,9 @@ class Learnt:
         """U once more, in parts."""
         lesson, known, old = self.lesson, self.known, self.lesson.old_scores
         for rows, part in _parts(lesson.unlabelled):
-            weights = lesson.part_weights(self.novel[None], part, old, rows)[0]
-            taught = direction_logits(part, self.novel, known.gamma) * old.inverse[rows, None]
-            taught = taught + known.bias[self.taught_places]
+            logits = lesson.part_logits(self.novel[None], part, old, rows)
+            weights = pseudo_labels(logits, old.evidence[None, rows], lesson.config)[0]
+            taught = logits[0] + known.bias[self.taught_places]
             total = torch.logaddexp(old.total[rows], taught.logsumexp(-1))
             everything = torch.cat([old.best[rows], taught], dim=-1)
             two = everything.topk(2, dim=-1)

@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
 from fewgraft.app.learning.foreign import auroc
+from fewgraft.app.learning.gamma import best_gamma
 from fewgraft.app.learning.head import class_weights
 from fewgraft.border import Border, Tradeoff, bias_between
 from fewgraft.devices import one_thread
@@ -50,8 +52,9 @@ FEWEST_CLASSES, FEWEST_PHOTOS = 6, 3
 MOST_PHOTOS = 50  # per class: more would only take longer
 MOST_ASKED = 1000  # old photos per lesson
 BIASES = torch.arange(-16, 33) / 80  # cosines: −0.2 … 0.4
-GAMMAS = torch.logspace(math.log10(2), 2, 60)  # 2 … 100
 TOLERANCE = 0.02  # where two ways are compared
+
+Shares = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -67,16 +70,24 @@ class RehearsedLesson:
     counts: Tensor  # [N] photos that each prototype is made of
     share: float = 0.0  # of U that counted for the new classes
 
-    def scores(self, start: Tensor) -> tuple[Tensor, Tensor]:
+    def scores(self, start: Sequence[float]) -> tuple[Shares, Shares]:
         """Shares [B] of old photos lost and of new photos found with biases start [N] + BIASES.
 
-        What is added to all new classes does not change which of them is the best.
+        What is added to all new classes does not change which of them is the best. In NumPy: these
+        are many small sums, and PyTorch takes longer to begin one than to do it.
         """
-        of_old, of_new = (self.old_novel + start).amax(-1), (self.new_novel + start).max(-1)
-        lost = (of_old + BIASES[:, None] > self.old_best) & self.old_right
-        found = of_new.values + BIASES[:, None] > self.new_best
-        found &= of_new.indices == self.new_labels
-        return lost.double().mean(-1), found.double().mean(-1)
+        of_old, of_new = (x.numpy() + np.float32(start) for x in (self.old_novel, self.new_novel))
+        right = of_new.argmax(-1) == self.new_labels.numpy()
+        return (
+            _share_below(self.old_best.numpy() - of_old.max(-1), self.old_right.numpy()),
+            _share_below(self.new_best.numpy() - of_new.max(-1), right),
+        )
+
+
+def _share_below(gaps: NDArray[np.float32], counted: NDArray[np.bool_]) -> Shares:
+    """Share [B] of n photos that count and whose gap [n] is less than each of BIASES."""
+    below: Shares = np.searchsorted(np.sort(gaps[counted]), BIASES.numpy()) / len(gaps)
+    return below
 
 
 @dataclass
@@ -107,10 +118,8 @@ class Rehearsal:
         return auroc(self.best, torch.cat(self.foreign))
 
     def gamma(self) -> float:
-        """The γ under which held-out photos are most likely; never an end of what is tried."""
-        pairs = list(zip(self.cosines, self.labels, strict=True))
-        losses = [sum(cross_entropy(g * c, own).item() for c, own in pairs) for g in GAMMAS]
-        return GAMMAS[1:-1][torch.tensor(losses)[1:-1].argmin()].item()
+        """The γ under which held-out photos are most likely."""
+        return best_gamma(*zip(self.cosines, self.labels, strict=True))
 
     def border(self) -> Border | None:
         """What was found; None if no lesson could be rehearsed."""
@@ -134,6 +143,7 @@ class Rehearsal:
             shares=tuple(shares[s] for s in order),
             ways=_mean_ways(self.plain[counts[0]]),
             lessons=len(self.plain[counts[0]]),
+            mistakes=round(1 - self.accuracy, 5),
             unlabelled_bias=chosen,
             sharpness=SHARPNESS,
         )
@@ -343,24 +353,24 @@ def _curve(
     start: Callable[[Sequence[float]], list[float]], lessons: Iterable[RehearsedLesson]
 ) -> Tradeoff:
     """Lost and found at each shift from where counts begin, the mean over lessons."""
-    scores = [one.scores(torch.tensor(start(one.counts.tolist()))) for one in lessons]
-    lost, found = (torch.stack(part) for part in zip(*scores, strict=True))
-    error = lost.std(0, correction=0) / math.sqrt(len(lost))
+    scores = [one.scores(start(one.counts.tolist())) for one in lessons]
+    lost, found = (np.stack(part) for part in zip(*scores, strict=True))
+    error = lost.std(0) / math.sqrt(len(lost))
     return Tradeoff(
         lost=_rounded(lost.mean(0)), error=_rounded(error), found=_rounded(found.mean(0))
     )
 
 
-def _rounded(shares: Tensor) -> tuple[float, ...]:
+def _rounded(shares: Tensor | Shares) -> tuple[float, ...]:
     """Five digits are more than rehearsals tell, and keep the card readable."""
     return tuple(round(share, 5) for share in shares.tolist())
 
 
 def _balanced(lessons: Sequence[RehearsedLesson]) -> float:
     """The bias with which old and new photos do best together."""
-    scores = [one.scores(torch.zeros(len(one.counts))) for one in lessons]
-    gains = [found - lost for lost, found in scores]
-    return round(BIASES[torch.stack(gains).mean(0).argmax()].item(), 5)
+    scores = [one.scores([0.0] * len(one.counts)) for one in lessons]
+    gains = np.mean([found - lost for lost, found in scores], axis=0)
+    return round(BIASES[gains.argmax()].item(), 5)
 
 
 def _mean_ways(lessons: Sequence[RehearsedLesson]) -> float:

@@ -151,7 +151,8 @@ def origin(outcome: Outcome) -> Html:
         "Check photos": _said_of_check(outcome),
         "Border": _said_of_bias(outcome),
         "The pile": "It is used only if no fewer new photos are recognised when left out than "
-        "without it, and if the old classes lose no more than the tolerance.",
+        "without it, and if the old classes lose no more than "
+        f"{100 * outcome.tolerance:.2g} percentage points of the check photos.",
         "Classifier": f"{card.backbone}, {len(card.classes)} classes",
         "Lessons": "; ".join(card.lessons),
     }
@@ -185,7 +186,8 @@ def _said_of_bias(outcome: Outcome) -> str:
     pushes = f"{low:+.2f}" if low == high else f"{low:+.2f} to {high:+.2f}"
     said = (
         f"The scores of new classes are moved by {pushes}: the best for old and new classes "
-        f"together within the tolerance, by {listed(by_what)}."
+        f"together, as long as old ones lose no more than {100 * outcome.tolerance:.2g} percentage "
+        f"points, by {listed(by_what)}."
     )
     if outcome.check is None:
         return said
