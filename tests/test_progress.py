@@ -12,7 +12,7 @@ from fewgraft.progress import track
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("fewgraft.progress.time.monotonic", lambda: now[0])
     return now
 
 

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 import re
 import shutil
 from dataclasses import replace
@@ -41,7 +42,7 @@ from fewgraft.data.store import ImageStore
 from fewgraft.errors import FewgraftError
 from fewgraft.html import tag
 from fewgraft.methods.prototype_refinement import PrototypeRefinement
-from fewgraft.metrics import Interval
+from fewgraft.metrics import Interval, paired
 from fewgraft.training.recipe import load_recipe
 from fewgraft.zoo import models_folder
 
@@ -50,7 +51,16 @@ if TYPE_CHECKING:
 
 FEW = 10
 LOOKED_AT = ("+pr", "proposed-without-adaptation")
-SECTIONS = ("tables", "figure-0", "figure-1", "confusion", "classes", "unlabelled", "origin")
+SECTIONS = (
+    "leaderboard",
+    "tables",
+    "figure-0",
+    "figure-1",
+    "confusion",
+    "classes",
+    "unlabelled",
+    "origin",
+)
 
 
 pytestmark = pytest.mark.usefixtures("_shared_home")
@@ -381,6 +391,66 @@ def test_the_list_of_contents_leads_to_the_sections(browser: "Chrome", page_file
     shown(browser, page_file, 1280, "light")
     links = browser.find_elements("css selector", "nav a")
     assert len(links) == len(SECTIONS)
-    links[3].click()
+    links[4].click()
     assert browser.current_url.endswith("#confusion")
     assert report.FIGURES[RATIO] == links[1].text
+
+
+def test_the_leaderboard_sorts_filters_and_compares(
+    browser: "Chrome", page_file: Path, results: Results
+) -> None:
+    shown(browser, page_file, 1280, "light")
+
+    def value(script: str) -> Any:
+        return browser.execute_script(f"return {script}")
+
+    there = "[...document.querySelectorAll('#board tbody tr')].filter(r => !r.hidden)"
+    total = len(results.rows())
+    assert value(f"{there}.length") == total
+    choose = (
+        "const e = document.getElementById(arguments[0]); e.value = arguments[1];"
+        "e.dispatchEvent(new Event('input'))"
+    )
+    browser.execute_script(choose, "setting", "s2i")
+    browser.execute_script(choose, "shots", "1")
+    assert value(f"{there}.map(r => r.dataset.setting)") == ["s2i", "s2i"]
+    assert value("document.getElementById('shown').textContent") == f"2 of {total} rows"
+    browser.execute_script(choose, "search", "pr")
+    names = [row.title for row in results.rows() if row.setting == "s2i" and row.shots == 1]
+    assert value(f"{there}.length") == sum("pr" in name.lower() for name in names)
+    for name, nothing in (("search", ""), ("setting", ""), ("shots", "")):
+        browser.execute_script(choose, name, nothing)
+    heads = browser.find_elements("css selector", "#board thead button")
+    for sign in (1, -1):  # it was sorted downwards
+        heads[3].click()
+        accs = [sign * float(v) for v in value(f"{there}.map(r => r.cells[3].dataset.value)")]
+        assert accs == sorted(accs)
+    ours, rival = (the_row(results, name) for name in reversed(LOOKED_AT))
+    options = "[...document.getElementById('reference').options]"
+    wanted = f"{rival.title}, s2i, 1-shot"
+    number = value(f"{options}.find(o => o.textContent === {json.dumps(wanted)}).value")
+    browser.execute_script(choose, "reference", number)
+    cell = (
+        f"{there}.find(r => r.cells[0].textContent === {json.dumps(ours.title)} && "
+        "r.dataset.setting === 's2i' && r.dataset.shots === '1').cells[4].textContent"
+    )
+    gain = paired(results.scores(ours).acc, results.scores(rival).acc).difference
+    sign_of = "−" if gain.mean < 0 else "+"
+    expected = f"{sign_of}{abs(100 * gain.mean):.2f} ± {100 * gain.half:.2f}"
+    assert value(cell) == expected
+
+
+def test_thirty_methods_fit_a_phone_and_a_desk(
+    browser: "Chrome", findings: Findings, tmp_path: Path
+) -> None:
+    titles = [f"Meta-Inc-Baseline + a method of a long name, number {n}" for n in range(30)]
+    many = [
+        replace(place, row=place.row.model_copy(update={"title": title}))
+        for title in titles
+        for place in findings.places[:4]
+    ]
+    path = tmp_path / "report.html"
+    path.write_text(page(replace(findings, places=tuple(many))))
+    for width in (390, 1280):
+        assert_fit_to_be_seen(browser, path, width, "light")
+        browser.get_screenshot_as_file(str(tmp_path / f"{width}.png"))

@@ -1,6 +1,7 @@
-"""Pages of one HTML file that need nothing else: no script, no font, no request."""
+"""Pages of one HTML file that need nothing else: no font, no request, no script but their own."""
 
 import base64
+import hashlib
 import html
 import io
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 # A browser that obeys this asks the network for nothing, whatever the page holds.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-VOID = {"img", "meta"}
+VOID = {"img", "input", "meta"}
 
 
 # --------------------------------------------------------------------------------------- elements
@@ -68,8 +69,11 @@ class HtmlPart:
     body: Html
 
 
-def document(title: str, top: Html, parts: Iterable[HtmlPart]) -> str:
-    """The whole file: what is on top, a list of contents, and the parts that have a body."""
+def document(title: str, top: Html, parts: Iterable[HtmlPart], script: str = "") -> str:
+    """The whole file: what is on top, a list of contents, and the parts that have a body.
+
+    A script runs at the end; the page's policy names its hash and lets no other run.
+    """
     shown = [part for part in parts if part.body]
     links = [tag("li", tag("a", part.title, href=f"#{part.anchor}")) for part in shown]
     sections = [tag("section", tag("h2", p.title), p.body, id=p.anchor) for p in shown]
@@ -78,19 +82,22 @@ def document(title: str, top: Html, parts: Iterable[HtmlPart]) -> str:
         tag("header", tag("h1", title), top),
         tag("nav", tag("ul", *links), aria_label="Contents"),
         tag("main", *sections),
+        tag("script", Html(script)) if script else "",
     )
-    text = f"<!DOCTYPE html>\n{tag('html', _head(title), body, lang='en')}\n"
+    text = f"<!DOCTYPE html>\n{tag('html', _head(title, script), body, lang='en')}\n"
     return text.encode("utf-8", "backslashreplace").decode()  # names may be no valid text
 
 
-def _head(title: str) -> Html:
+def _head(title: str, script: str) -> Html:
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"{POLICY}; script-src 'sha256-{digest}'" if script else POLICY
     style = (resources.files("fewgraft") / "html.css").read_text()
     return tag(
         "head",
         tag("meta", charset="utf-8"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
-        tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
+        tag("meta", http_equiv="Content-Security-Policy", content=policy),
         tag("title", title),
         tag("style", Html(style)),
     )

@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from fewgraft.bench import tables
+from fewgraft.bench.leaderboard import SETTINGS, Place, places
 from fewgraft.bench.results import Results, Row
 from fewgraft.bench.runner import Bench, job_of
 from fewgraft.data.store import ImageStore
@@ -45,8 +46,6 @@ PAIRS = (
 )
 UNLABELLED_SHOWN, MISTAKES_SHOWN = 12, 6  # unlabelled pictures for each prototype
 LEAST_MISTAKE = 0.05  # lighter ones move nothing
-# The task itself first, then whatever is nearest to it.
-SETTINGS = ("s2i", "s2i-transductive", "incremental", "semi-fsl", "transductive-fsl", "fsl")
 
 
 # --------------------------------------------------------------------------------------- figures
@@ -248,6 +247,7 @@ class Findings:
     episode: int  # whose prototypes are shown
     store: ImageStore | None  # for the pictures; None where it is not needed
     missing: tuple[str, ...]  # what is not shown, and why
+    places: tuple[Place, ...] = ()  # of the leaderboard
 
 
 def chosen_rows(results: Results, choice: tables.Choice) -> dict[tables.RowKey, Row]:
@@ -288,6 +288,7 @@ def find(results: Results, choice: tables.Choice, episode: int, bench: Bench) ->
         episode=episode,
         store=bench.store(top.subject.data) if answers else None,
         missing=tuple(missing),
+        places=tuple(places(results, list(rows.values()))),
     )
 
 

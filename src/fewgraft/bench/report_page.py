@@ -7,6 +7,7 @@ from itertools import groupby
 from PIL import Image
 
 from fewgraft.bench import tables
+from fewgraft.bench.leaderboard import leaderboard, script
 from fewgraft.bench.report import Answered, Figure, Findings, Headline, MadeOf, UnlabelledPicture
 from fewgraft.bench.results import Row
 from fewgraft.bench.table_formats import without_constants
@@ -49,12 +50,14 @@ def page(findings: Findings) -> str:
     """The whole file."""
     top = findings.headline
     title = f"Fewgraft on {top.subject.data}"
-    return document(title, joined([summary(top), tiles(top)]), _parts(findings))
+    start = script() if findings.places else ""
+    return document(title, joined([summary(top), tiles(top)]), _parts(findings), start)
 
 
 def _parts(findings: Findings) -> list[HtmlPart]:
     store = findings.store
     return [
+        HtmlPart("leaderboard", "All rows", leaderboard(findings.places)),
         HtmlPart("tables", "Tables", joined(map(table, findings.tables))),
         *(HtmlPart(f"figure-{n}", f.title, figure(f)) for n, f in enumerate(findings.figures)),
         HtmlPart("confusion", "Where pictures go", confusions(findings.answered)),

@@ -143,8 +143,9 @@ class Bench:
         split = job.episode_settings.split
         key = (job.data, job.models, job.spec.stage, split)
         if key not in self._split_features and is_import(job.models):
-            opened = ImportedFeatures(*self._import(job.models), split, self.device)
-            self._split_features[key] = opened
+            imported, backbone = self._import(job.models)
+            there = ImportedFeatures(imported, backbone, split, self.device)
+            self._split_features[key] = there
         elif key not in self._split_features:
             model = stage_model(job.models, job.spec.stage).to(self.device)
             store = self.store(job.data)
