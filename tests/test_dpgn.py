@@ -32,7 +32,7 @@ def drawn(seed: int, *shape: int) -> Tensor:
 def pieces() -> dict[str, Tensor]:
     """As after some training: all of them somewhere else than at the start."""
     rng = torch.Generator().manual_seed(0)
-    found = METHOD.initial(torch.empty(4, WIDTH), 10.0, 1, rng)
+    found = METHOD.initial(drawn(9, 4, WIDTH), 10.0, 1, rng)
     return {name: x + 0.1 * torch.randn(x.shape, generator=rng) for name, x in found.items()}
 
 
@@ -134,19 +134,15 @@ class GraphByHand:
                 both = [torch.tensor([*a, *b]).double() for a, b in zip(now, was, strict=True)]
                 spread[i] = [float(leaky_relu(weights @ x + bias)) for x in both]
             name = f"distribution_{g}"
-            of_supports = {
-                (i, j, s): torch.tensor(x).double()
-                for i in range(n)
-                for j in range(few)
-                for s, x in enumerate(
-                    self.with_means(
-                        [(a - b) ** 2 for a, b in zip(spread[i], spread[j], strict=True)]
-                    )
-                )
-            }
-            each = self.layer(f"{name}_1", of_supports, in_graph)
+            of_classes: Values = {}
+            for i in range(n):
+                for j in range(few):
+                    squares = [(a - b) ** 2 for a, b in zip(spread[i], spread[j], strict=True)]
+                    for s, (_, of_class, of_all) in enumerate(self.with_means(squares)):
+                        of_classes[i, j, labels[s]] = torch.tensor([of_class, of_all]).double()
+            each = self.layer(f"{name}_1", of_classes, in_graph)
             pooled = {
-                (i, j): torch.stack([share[s] * each[i, j, s] for s in range(few)]).sum(0)
+                (i, j): torch.stack([each[i, j, c] for c in range(WAYS)]).mean(0)
                 for i in range(n)
                 for j in range(few)
             }
@@ -208,7 +204,7 @@ def test_the_order_of_supports_and_of_u_is_nothing() -> None:
 def test_before_training_likeness_falls_with_distance() -> None:
     """With one picture per class far from the others, the nearest support is the answer."""
     rng = torch.Generator().manual_seed(1)
-    learnt = DistributionPropagation().initial(torch.empty(4, 16), 10.0, 1, rng)
+    learnt = DistributionPropagation().initial(drawn(9, 4, 16), 10.0, 1, rng)
     corners = torch.eye(16)[None, :3]
     near = directions(corners + 0.05 * drawn(2, 1, 3, 16))
     task, queries = novel_task(corners, torch.arange(3), near, near, learnt=learnt)

@@ -44,13 +44,15 @@ from torch.nn.functional import cross_entropy, leaky_relu, linear, logsigmoid
 
 from fewgraft.methods.base import LearntTensors, MethodSpec, NovelWeights, Queries, Search, Task
 from fewgraft.methods.trained import TrainedMethod
-from fewgraft.prototypes import join_logits, members_of, prototypes
+from fewgraft.prototypes import directions, join_logits, members_of, prototypes
 
 GENERATIONS = 3
 WIDTH, NARROW = 64, 8  # of the point graph, and of the likeness of distributions
 EARLY = 0.2  # weight of the loss of a generation that is not the last
 ASIDE = 0.1  # weight of the losses beside that of the point graph's edges
 EPSILON = 1e-5  # of a variance
+ABOVE = 2.0  # a shift in deviations, before training: the leaky ReLU takes little away
+NOISE = 1e-3  # far below a base class's weights
 
 
 @dataclass(frozen=True)
@@ -67,19 +69,18 @@ class DistributionPropagation(TrainedMethod):
     def initial(
         self, weights: Tensor, gamma: float, shots: int, rng: torch.Generator
     ) -> dict[str, Tensor]:
-        """Every likeness falls with the distance, however it is weighed."""
+        """Every likeness falls with the distance, and what a node sees adds to what it is."""
         del gamma, shots
-        d = weights.shape[1]
-        found = new_layer("first", WIDTH, d, rng) | new_layer("embedding", WIDTH, d, rng)
-        found |= new_likeness("first", WIDTH, WIDTH, rng)
+        found = new_layer("first", leading(weights, rng)) | new_likeness("first", WIDTH, WIDTH, rng)
+        found |= new_layer("embedding", leading(weights, rng))
         for g in range(GENERATIONS):
             found |= new_likeness(f"point_{g}", WIDTH, WIDTH, rng)
-            found |= new_likeness(f"distribution_{g}", NARROW, 3, rng)
+            found |= new_likeness(f"distribution_{g}", NARROW, 2, rng)
             found[f"spread_{g}"] = torch.tensor([[1.0, 0.0, 0.0, 1.0, 0.0, 0.0]])
             found[f"spread_{g}_bias"] = torch.zeros(1)
         for g in range(GENERATIONS - 1):
-            found |= new_layer(f"gather_{g}", WIDTH, 2 * WIDTH, rng)
-            found |= new_layer(f"next_{g}", WIDTH, WIDTH, rng)
+            found |= new_layer(f"gather_{g}", rotation(WIDTH, rng).repeat(1, 2), ABOVE)
+            found |= new_layer(f"next_{g}", rotation(WIDTH, rng), ABOVE)
         return found
 
     def fit(self, task: Task) -> "PropagatedDistributions | NovelWeights":
@@ -188,9 +189,15 @@ class Graph:
         return (self.task.labels[:, :, None] == self.task.labels[:, None]).to(self.task.support)
 
     @property
+    def in_class(self) -> Tensor:
+        """A support's share in the mean of its class [E, S, N]."""
+        members = members_of(self.task.labels, self.task.ways, self.task.support.dtype)
+        return members / members.sum(1, keepdim=True)
+
+    @property
     def even(self) -> Tensor:
         """A share for every support [E, 1, S]: as much for one class as for any other."""
-        return 1 / (self.task.ways * self.agreement.sum(1, keepdim=True))
+        return self.in_class.mean(-1)[:, None]
 
     def known(self, features: Tensor) -> Tensor:
         """Agreement with the supports, and even shares for features [E, n, d] without a label."""
@@ -230,17 +237,13 @@ class Graph:
         return self.log_likeness(name, hidden), squares.sum(-1)
 
     def spread_likeness(self, name: str, spread: Tensor) -> Tensor:
-        """The same from distributions over supports [E, n, S]."""
+        """The same from distributions over supports [E, n, S]: by what each class says of it."""
         few = spread.shape[-1]
         squares = (spread[:, :, None] - spread[:, None, :few]).square()  # [E, n, S, S]
-        each = self.layer(
-            f"{name}_1", self.with_means(squares.flatten(1, 2)).view(*squares.shape, 3)
-        )
-        return self.log_likeness(name, self.layer(f"{name}_2", self.even_mean(each)))
-
-    def even_mean(self, values: Tensor) -> Tensor:
-        """Over supports, of values [E, n, S, S, c]."""
-        return (values * self.even[:, None, None, 0, :, None]).sum(-2)
+        of_class = squares @ self.in_class[:, None]  # [E, n, S, N]
+        of_all = of_class.mean(-1, keepdim=True).expand_as(of_class)
+        each = self.layer(f"{name}_1", torch.stack([of_class, of_all], -1))
+        return self.log_likeness(name, self.layer(f"{name}_2", each.mean(-2)))
 
     def log_likeness(self, name: str, hidden: Tensor) -> Tensor:
         """Log of a sigmoid [...] of hidden values [..., w]."""
@@ -253,10 +256,11 @@ class Graph:
         return leaky_relu(linear(both, self.learnt[name], self.learnt[f"{name}_bias"])[..., 0])
 
     def with_means(self, values: Tensor) -> Tensor:
-        """Values over supports [E, m, S] beside the means of the class and of all [E, m, S, 3]."""
-        of_class = values @ (self.agreement / self.agreement.sum(1, keepdim=True))
-        of_all = (values * self.even).sum(-1, keepdim=True).expand_as(values)
-        return torch.stack([values, of_class, of_all], -1)
+        """Values over supports [E, n, S] beside the means of the class and of all [E, n, S, 3]."""
+        of_class = values @ self.in_class  # [E, n, N]
+        own = of_class.gather(-1, self.task.labels[:, None].expand_as(values))
+        of_all = of_class.mean(-1, keepdim=True).expand_as(values)
+        return torch.stack([values, own, of_all], -1)
 
 
 @dataclass(frozen=True)
@@ -287,22 +291,34 @@ def edge_loss(edges: Tensor, alike: Tensor) -> Tensor:
 # --- pieces before training ---
 
 
-def new_layer(name: str, out: int, ends: int, rng: torch.Generator) -> dict[str, Tensor]:
-    """A linear map with a scale and a shift per output."""
-    return {
-        name: torch.randn(out, ends, generator=rng) * math.sqrt(2 / ends),
-        f"{name}_scale": torch.ones(out),
-        f"{name}_shift": torch.zeros(out),
-    }
+def new_layer(name: str, weights: Tensor, shift: float = 0.0) -> dict[str, Tensor]:
+    """A linear map [out, in] with a scale and a shift per output."""
+    ones = torch.ones(len(weights))
+    return {name: weights, f"{name}_scale": ones, f"{name}_shift": shift * ones}
 
 
 def new_likeness(name: str, wide: int, ends: int, rng: torch.Generator) -> dict[str, Tensor]:
     """Two layers that rise with every difference, and an output that falls with both."""
-    found = new_layer(f"{name}_1", wide, ends, rng) | new_layer(f"{name}_2", wide, wide, rng)
-    for layer in (f"{name}_1", f"{name}_2"):
-        found[layer] = found[layer].abs()
-    found[f"{name}_out"] = -torch.rand(1, wide, generator=rng) / math.sqrt(wide)
-    found[f"{name}_bias"] = torch.zeros(1)
+    first, second = (torch.randn(wide, n, generator=rng).abs() / math.sqrt(n) for n in (ends, wide))
+    return {
+        **new_layer(f"{name}_1", first),
+        **new_layer(f"{name}_2", second),
+        f"{name}_out": -torch.rand(1, wide, generator=rng) / math.sqrt(wide),
+        f"{name}_bias": torch.zeros(1),
+    }
+
+
+def leading(weights: Tensor, rng: torch.Generator) -> Tensor:
+    """The directions in which base classes differ most, rotated [WIDTH, d], by W_b [N_b, d]."""
+    noise = torch.randn(WIDTH, weights.shape[1], generator=rng)  # where there are few base classes
+    rows = torch.cat([directions(weights), NOISE * noise])
+    found = torch.linalg.svd(rows, full_matrices=False)[2][:WIDTH]
+    return rotation(WIDTH, rng)[:, : len(found)] @ found
+
+
+def rotation(size: int, rng: torch.Generator) -> Tensor:
+    """A random one [size, size]."""
+    found: Tensor = torch.linalg.qr(torch.randn(size, size, generator=rng))[0]
     return found
 
 
@@ -314,6 +330,6 @@ METHODS = (
         "algorithm-1",
         rank=28,
         joint=False,
-        remark="U as nodes of its graphs is an extension; its paper has one query per class there",
+        remark="U as nodes is an extension: the paper's graphs hold one query of each class",
     ),
 )
