@@ -113,14 +113,14 @@ class GraphByHand:
         of_points = of_spreads = edges
 
         def likeness(name: str, places: Values) -> dict[tuple[int, ...], float]:
-            squares = {
+            squares: Values = {
                 (i, j): (places[i,] - places[j,]).square() for i in range(n) for j in range(few)
             }
             first = self.layer(f"{name}_1", squares, in_graph)
             hidden = self.layer(f"{name}_2", first, in_graph)
             return {key: self.sigmoid(name, x) for key, x in hidden.items()}
 
-        first = {(i,): x for i, x in enumerate(nodes)}
+        first: Values = {(i,): x for i, x in enumerate(nodes)}
         of_points = self.next_edges(
             of_points, likeness("first", self.standardised("first", first, in_graph))
         )
@@ -141,7 +141,7 @@ class GraphByHand:
                     for s, (_, of_class, of_all) in enumerate(self.with_means(squares)):
                         of_classes[i, j, labels[s]] = torch.tensor([of_class, of_all]).double()
             each = self.layer(f"{name}_1", of_classes, in_graph)
-            pooled = {
+            pooled: Values = {
                 (i, j): torch.stack([each[i, j, c] for c in range(WAYS)]).mean(0)
                 for i in range(n)
                 for j in range(few)
@@ -215,8 +215,9 @@ def test_before_training_likeness_falls_with_distance() -> None:
 def test_a_class_with_more_supports_is_not_preferred() -> None:
     """Pictures that cannot be told apart; rows keep the paper's weight on others."""
     task, queries = problem()
-    same = {name: torch.ones_like(getattr(task, name)) for name in ("support", "unlabelled")}
-    alike = dataclasses.replace(task, **same)
+    alike = dataclasses.replace(
+        task, support=torch.ones_like(task.support), unlabelled=torch.ones_like(task.unlabelled)
+    )
     first = next(METHOD.generations(alike, torch.ones_like(queries.features)))
     found = class_scores(first.point, task.labels, WAYS).exp()
     # 1 beside 1 for the node itself, twice: 1/2, 1/3
@@ -226,7 +227,8 @@ def test_a_class_with_more_supports_is_not_preferred() -> None:
 def test_the_loss_of_edges_against_a_loop() -> None:
     edges = drawn(0, EPISODES, 5, 4).sigmoid()
     alike = drawn(1, EPISODES, 5, 4) > 0.5
-    like, unlike = [], []
+    like: list[float] = []
+    unlike: list[float] = []
     for weight, same in zip(edges.flatten().tolist(), alike.flatten().tolist(), strict=True):
         (like if same else unlike).append(-math.log(weight if same else 1 - weight))
     wanted = sum(like) / len(like) + sum(unlike) / len(unlike)

@@ -312,7 +312,7 @@ def leading(weights: Tensor, rng: torch.Generator) -> Tensor:
     """The directions in which base classes differ most, rotated [WIDTH, d], by W_b [N_b, d]."""
     noise = torch.randn(WIDTH, weights.shape[1], generator=rng)  # where there are few base classes
     rows = torch.cat([directions(weights), NOISE * noise])
-    found = torch.linalg.svd(rows, full_matrices=False)[2][:WIDTH]
+    found: Tensor = torch.linalg.svd(rows, full_matrices=False)[2][:WIDTH]
     return rotation(WIDTH, rng)[:, : len(found)] @ found
 
 
