@@ -78,6 +78,17 @@ unlabelled = 0
 validate_every = 1
 optimisation = { kind = "adam", lr = 0.01, weight_decay = 0 }
 
+[learning.dpgn]
+steps = 2
+episodes = 2
+shots = [1]
+ways = 2
+queries = 3
+unlabelled = 6
+dropout = 0.2
+validate_every = 1
+optimisation = { kind = "adam", lr = 0.01, weight_decay = 0 }
+
 [learning.tpn-sigma]
 steps = 2
 episodes = 2
@@ -321,7 +332,7 @@ def test_rotated_pictures_have_features_of_their_own(trained: Trained) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["completion", "tpn-sigma"])
+@pytest.mark.parametrize("name", ["completion", "dpgn", "tpn-sigma"])
 def test_methods_without_base_classes_learn_with_u(
     trained: Trained, name: str, tmp_path: Path
 ) -> None:

@@ -48,7 +48,7 @@ class BaseCompletion(TrainedMethod):
     uses_unlabelled = True
     uses_base_features = True
     pieces = "completion"
-    search: ClassVar[Search] = {"scale": (5.0, 10.0, 20.0, 40.0)}
+    search: ClassVar[Search] = {"scale": (5.0, 10.0, 20.0, 40.0, 80.0, 160.0)}
 
     neighbours: int = 10  # base classes
     scale: float = 10.0

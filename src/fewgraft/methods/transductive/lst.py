@@ -47,7 +47,7 @@ class SelfTraining(TrainedMethod):
     uses_unlabelled = True
     pieces = "lst"
     search: ClassVar[Search] = {
-        "lr": (0.01, 0.03, 0.1),
+        "lr": (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
         "per_class": (5, 10, 20),
         "stages": (1, 3, 6),
     }

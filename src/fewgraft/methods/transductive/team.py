@@ -36,7 +36,10 @@ class AdaptiveMetric(Method):
     """How much pairs of supports, and all directions alike, count beside the covariance."""
 
     uses_unlabelled = True
-    search: ClassVar[Search] = {"ridge": (0.3, 1.0, 3.0, 10.0), "gamma": (0.1, 1.0, 10.0)}
+    search: ClassVar[Search] = {
+        "ridge": (0.3, 1.0, 3.0, 10.0, 30.0, 100.0),
+        "gamma": (0.1, 1.0, 10.0),
+    }
     search_by = "coordinates"
 
     ridge: float = 3.0  # ε, in mean variances
