@@ -5,7 +5,7 @@ for each view of it: as it is, mirrored, or augmented at random. An episode that
 then costs only what moves.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,7 +78,8 @@ class Network:
         # Networks with the same trunk, over the same pictures, may share what is kept.
         self._kept: KeptActivations = {} if kept is None else kept
         self._initial: KeptActivations = {}
-        self._views = (PLAIN, View(mirrored=True)) if model.card.mirrored else (PLAIN,)
+        # Features are means over these views.
+        self.views = (PLAIN, View(mirrored=True)) if model.card.mirrored else (PLAIN,)
         with reading("the model's recipe", "readable recipe"):
             trained_with = model.card.recipe.get("pretraining", {}).get("augmentation", {})
             self.weak = validated(Augmentation, trained_with)
@@ -145,13 +146,18 @@ class Network:
             features = functional_call(self._head, dict(parameters), (activations,))
         return self.model.place(features)
 
-    def features(self, pictures: Tensor, parameters: Parameters | None = None) -> Tensor:
-        """Directions [..., d] of pictures [...] as they are."""
+    def features(
+        self,
+        pictures: Tensor,
+        parameters: Parameters | None = None,
+        views: Sequence[View] | None = None,
+    ) -> Tensor:
+        """Directions [..., d] of pictures [...] as they are, or in other views."""
         if pictures.numel() == 0:
             return self.model.weight.new_empty(*pictures.shape, self.model.card.width)
         seen = [
             self.head_features(self.trunk_activations(pictures.flatten(), v), parameters)
-            for v in self._views
+            for v in views or self.views
         ]
         return directions(sum(seen[1:], seen[0])).view(*pictures.shape, -1)
 

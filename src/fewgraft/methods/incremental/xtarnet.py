@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 Layer = tuple[Tensor, Tensor]  # V [in, out] and v [out]: x V + v
 STRENGTH = 0.1  # of conditioning
+AT_ONCE = 256  # pictures in the second block
 # Layers of each net.
 DEPTHS = {"merge_base": 4, "merge_meta": 4, "scale": 3, "shift": 3, "correlation": 3}
 
@@ -151,6 +152,9 @@ class XtarNetBlock(TaskAdaptive):
 
     pieces = "xtarnet-block"
     moves_network = True
+    at_a_time = 100  # g of a picture is the same in all of these episodes
+
+    block_rank: int = 4  # of what the second block has beside the first
 
     def initial_meta(self, d: int, rng: torch.Generator) -> dict[str, Tensor]:
         """Nothing beside the block."""
@@ -159,7 +163,8 @@ class XtarNetBlock(TaskAdaptive):
 
     def meta(self, task: Task) -> "SecondBlock":
         """Of pictures."""
-        return SecondBlock(pictures_of(task).network, learnt_block(self.learnt(task)))
+        network = pictures_of(task).network
+        return SecondBlock(network, learnt_block(self.learnt(task), network.start))
 
 
 class MetaFeature(Protocol):
@@ -192,11 +197,13 @@ class SecondBlock:
     block: LearntTensors
 
     def __call__(self, features: Tensor, pictures: Tensor | None) -> Tensor:
-        """Directions."""
+        """Directions; each picture is computed once, however many episodes have it."""
         del features
         if pictures is None:
             raise FewgraftError("XtarNet with a second block needs pictures, not features")
-        return self.network.features(pictures, self.block)
+        each, places = pictures.unique(return_inverse=True)
+        parts = [self.network.features(some, self.block) for some in each.split(AT_ONCE)]
+        return torch.cat(parts)[places]
 
 
 @dataclass(frozen=True)
