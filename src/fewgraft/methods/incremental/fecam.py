@@ -124,4 +124,14 @@ def rooted(features: Tensor) -> Tensor:
     return features.double().abs().sqrt() * features.sign()
 
 
-METHODS = (MethodSpec("fecam", "FeCAM", FeCAM(), "pre-trained", rank=3, regular=False),)
+METHODS = (
+    MethodSpec(
+        "fecam",
+        "FeCAM",
+        FeCAM(),
+        "pre-trained",
+        rank=8,
+        regular=False,
+        remark="sees twenty stored pictures per base class",
+    ),
+)

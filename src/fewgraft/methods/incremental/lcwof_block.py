@@ -8,9 +8,9 @@ layers stay as they are.
 
 Kept: what moves in which phase, the ratio of the rates, momentum, which is lost between the phases,
 decay, and the limit on the gradient. Ours: few steps on all pictures, in the network's views in
-turn (mirrored or not), instead of hundreds on augmented batches, L chosen on validation episodes, since it multiplies a sum over as
-many weights as the block has, and the pull as a proximal step after each step on the loss: a plain
-one overshoots where the rate times L is large.
+turn (mirrored or not), instead of hundreds on augmented batches, L chosen on validation episodes,
+since it multiplies a sum over as many weights as the block has, and the pull as a proximal step
+after each step on the loss: a plain one overshoots where the rate times L is large.
 """
 
 from collections.abc import Sequence
@@ -153,6 +153,6 @@ METHODS = (
         "pre-trained",
         rank=6,
         regular=False,
-        remark="sees one stored picture per base class, which only the rows of LCwoF do",
+        remark="sees one stored picture per base class, which no rival with learnt pieces does",
     ),
 )

@@ -102,4 +102,14 @@ def _hidden(features: Tensor, projection: Tensor) -> Tensor:
     return (features.double() @ projection).relu()
 
 
-METHODS = (MethodSpec("ranpac", "RanPAC", RanPAC(), "pre-trained", rank=4, regular=False),)
+METHODS = (
+    MethodSpec(
+        "ranpac",
+        "RanPAC",
+        RanPAC(),
+        "pre-trained",
+        rank=8,
+        regular=False,
+        remark="sees twenty stored pictures per base class",
+    ),
+)
