@@ -12,14 +12,15 @@ meta-learnt. With class means over the support and t the mean over classes of [f
 Logits are distances to W' and R' in TapNet's projection, in which R' and c agree.
 
 In the paper g comes from a second last block. It does so in XtarNet (block), on the same
-activations as the first: it begins as the trained one, since few steps cannot train it from
-nothing, and its normalisation layers keep their statistics. In XtarNet (features) g is made of f by
-a small net, g = f + B relu(A f). On a cosine network x and W' are of length 1, a learnt scale takes
-the place of γ, the nets see features times √d, whose squares are 1 on average, and ρ sees γ·cos.
-The nets are as deep as the authors', with matrices of low rank, so that they are small and learn
-from few steps; before training they leave features as they are. A class takes its reference as in
-`tapnet`. The authors' code takes the projection from the wrong singular vectors; here it is the
-paper's.
+activations as the first. It begins as the trained one, since few steps cannot train it from
+nothing; its convolutions learn differences of low rank, since whole ones are larger than all else
+that is learnt, and its normalisation layers keep their statistics. In XtarNet (features) g is made
+of f by a small net, g = f + B relu(A f). On a cosine network x and W' are of length 1, a learnt
+scale takes the place of γ, the nets see features times √d, whose squares are 1 on average, and ρ
+sees γ·cos. The nets are as deep as the authors', with matrices of low rank, so that they are small
+and learn from few steps; before training they leave features as they are. A class takes its
+reference as in `tapnet`. The authors' code takes the projection from the wrong singular vectors;
+here it is the paper's.
 """
 
 import math
