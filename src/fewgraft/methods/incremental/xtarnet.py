@@ -202,7 +202,7 @@ class SecondBlock:
         del features
         if pictures is None:
             raise FewgraftError("XtarNet with a second block needs pictures, not features")
-        each, places = pictures.unique(return_inverse=True)
+        each, places = torch.unique(pictures, return_inverse=True)
         parts = [self.network.features(some, self.block) for some in each.split(AT_ONCE)]
         return torch.cat(parts)[places]
 
