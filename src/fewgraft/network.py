@@ -6,7 +6,7 @@ then costs only what moves.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,7 +81,8 @@ class Network:
         self._kept: KeptActivations = {} if kept is None else kept
         self._initial: KeptActivations = {}
         self.keeping_seconds = 0.0  # spent in the trunk so far, for activations that are kept
-        self._views = (PLAIN, View(mirrored=True)) if model.card.mirrored else (PLAIN,)
+        # Features are means over these views.
+        self.views = (PLAIN, View(mirrored=True)) if model.card.mirrored else (PLAIN,)
         with reading("the model's recipe", "readable recipe"):
             trained_with = model.card.recipe.get("pretraining", {}).get("augmentation", {})
             self.weak = validated(Augmentation, trained_with)
@@ -152,13 +153,18 @@ class Network:
             features = functional_call(self._head, dict(parameters), (activations,))
         return self.model.place(features)
 
-    def features(self, pictures: Tensor, parameters: Parameters | None = None) -> Tensor:
-        """Directions [..., d] of pictures [...] as they are."""
+    def features(
+        self,
+        pictures: Tensor,
+        parameters: Parameters | None = None,
+        views: Sequence[View] | None = None,
+    ) -> Tensor:
+        """Directions [..., d] of pictures [...] as they are, or in other views."""
         if pictures.numel() == 0:
             return self.model.weight.new_empty(*pictures.shape, self.model.card.width)
         seen = [
             self.head_features(self.trunk_activations(pictures.flatten(), v), parameters)
-            for v in self._views
+            for v in views or self.views
         ]
         return directions(sum(seen[1:], seen[0])).view(*pictures.shape, -1)
 

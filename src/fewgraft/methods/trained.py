@@ -5,6 +5,7 @@ them (`fit`), and what training descends on (`loss`). The loop, the episodes, va
 are `training.pieces`'s. In testing the pieces come with the task, so that a method keeps no state.
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -19,11 +20,13 @@ from fewgraft.methods.base import LearntTensors, Method, Queries, Task
 if TYPE_CHECKING:
     from fewgraft.network import Network
 
-BLOCK = "block/"  # begins the names of pieces that are a block of the network
+BLOCK = "block/"  # begins the names of pieces that make a block of the network
 
 
 class TrainedMethod(Method):
     """A method that learns pieces, one set of them per number of shots."""
+
+    block_rank: int = 0  # of a block's difference, where it has a block of its own
 
     @abstractmethod
     def initial(
@@ -60,21 +63,37 @@ def pieces_before(
     rng: torch.Generator,
     network: "Callable[[], Network]",
 ) -> dict[str, Tensor]:
-    """All pieces before training.
-
-    A method that moves the network learns a last block of its own, which begins as the network's.
-    """
+    """All pieces before training; a method that moves the network has a block of its own."""
     found = method.initial(weights, gamma, shots, rng)
     if method.moves_network:
-        start = network().start.items()
-        found |= {BLOCK + name.replace(".", "/"): p.cpu().clone() for name, p in start}
+        start = {name: p.cpu() for name, p in network().start.items()}
+        found |= initial_block(start, method.block_rank, rng)
     return found
 
 
-def learnt_block(learnt: LearntTensors) -> dict[str, Tensor]:
-    """The block among the pieces, named as in the network."""
-    return {
-        name.removeprefix(BLOCK).replace("/", "."): tensor
-        for name, tensor in learnt.items()
-        if name.startswith(BLOCK)
-    }
+def initial_block(start: LearntTensors, rank: int, rng: torch.Generator) -> dict[str, Tensor]:
+    """A block's difference from the network's own, which begins at 0.
+
+    That of a convolution is of low rank: a whole one is larger than the rest of what is learnt.
+    """
+    found = {}
+    for name, tensor in start.items():
+        piece, columns = BLOCK + name.replace(".", "/"), tensor[0].numel()
+        if tensor.ndim == 1:
+            found[piece] = torch.zeros_like(tensor)
+        else:
+            rows = torch.randn(rank, columns, generator=rng) / math.sqrt(columns)
+            found |= {f"{piece}_in": rows, f"{piece}_out": torch.zeros(len(tensor), rank)}
+    return found
+
+
+def learnt_block(learnt: LearntTensors, start: LearntTensors) -> dict[str, Tensor]:
+    """The block among the pieces, named as in the network, which has `start`."""
+    found = {}
+    for name, tensor in start.items():
+        piece = BLOCK + name.replace(".", "/")
+        change = learnt.get(piece)
+        if change is None:
+            change = (learnt[f"{piece}_out"] @ learnt[f"{piece}_in"]).view_as(tensor)
+        found[name] = tensor + change
+    return found

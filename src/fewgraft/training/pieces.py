@@ -23,7 +23,7 @@ from fewgraft.methods import method_spec
 from fewgraft.methods.base import LearntTensors, Method, Queries
 from fewgraft.methods.trained import TrainedMethod, pieces_before
 from fewgraft.model import CosineModel, weights_hash
-from fewgraft.network import Network
+from fewgraft.network import KeptActivations, Network
 from fewgraft.pieces import Pieces, PiecesCard
 from fewgraft.prototypes import direction_logits, directions
 from fewgraft.split_features import FindPieces, SplitFeatures
@@ -34,6 +34,8 @@ from fewgraft.training.recipe import Learning, Recipe, tuned_method
 from fewgraft.training.record import data_name
 from fewgraft.training.validation import Validator
 
+# Activations below the last block, which all numbers of shots have in common.
+KeptBySplit = dict[str, KeptActivations]
 MOST = 100  # pictures per class: enough for a small generator, and features cost minutes
 
 
@@ -48,6 +50,7 @@ class LearnPieces(Phase):
         method: str,
         shots: int,
         root: Path | None = None,
+        kept: KeptBySplit | None = None,
     ) -> None:
         self.model = model.eval()
         self._store, self._seed = store, recipe.seed
@@ -60,6 +63,8 @@ class LearnPieces(Phase):
         self._settings = _settings(self._config, setting, shots, recipe.seed)
         self._train = _TrainFeatures(model, store, root, self._learnt, self._fake_novel)
         self._val = _SomeFeatures(model, store, "val", root, learnt=self._learnt)
+        for features in (self._train, self._val):
+            features.kept = {} if kept is None else kept.setdefault(features.split, {})
         self._validator = Validator(store, recipe, setting, (shots,))
         rng = torch.Generator().manual_seed(recipe.seed)
         weights, gamma = model.weight.detach().cpu(), model.gamma.item()
@@ -142,10 +147,12 @@ class LearnPieces(Phase):
 class _SomeFeatures(SplitFeatures):
     """The model over the pictures of a split; its network has no others, so none are computed."""
 
+    kept: KeptActivations
+
     @cached_property
     def network(self) -> Network:
         """Over the pictures in the bank, each rotated by its quarters."""
-        return Network(self.model, pixels_of(self.store, self._pictures()))
+        return Network(self.model, pixels_of(self.store, self._pictures()), kept=self.kept)
 
     def places(self, pictures: Tensor) -> Tensor:
         """Rows in the bank."""

@@ -24,7 +24,7 @@ from fewgraft.training.distil import Distil
 from fewgraft.training.loop import train_phase
 from fewgraft.training.metatrain import Metatrain
 from fewgraft.training.phase import Phase
-from fewgraft.training.pieces import LearnPieces, learning_of, trained_method
+from fewgraft.training.pieces import KeptBySplit, LearnPieces, learning_of, trained_method
 from fewgraft.training.pretrain import Pretrain
 from fewgraft.training.recipe import Recipe, learning_hash
 from fewgraft.training.record import check_record, data_name, run_name, write_record
@@ -84,11 +84,12 @@ def _learn(
     if accelerator.is_main_process:
         _provide(recipe, stage, folder)
     accelerator.wait_for_everyone()
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
+    kept: KeptBySplit = {}
     for shots in learning_of(recipe, pieces).shots:
         if not has_pieces(folder, pieces, shots):
             model = load_model(folder / stage).to(accelerator.device)
-            phase = LearnPieces(model, store, recipe, name, shots)
+            phase = LearnPieces(model, store, recipe, name, shots, kept=kept)
             learning = f"{learning_hash(recipe, pieces, shots)} on {weights_hash(model)}"
             run = f"{run_name(recipe, store, phase.name)} {learning}"
             progress = train_phase(phase, folder, run, recipe.checkpoint_every, accelerator)

@@ -34,6 +34,7 @@ class FeCAM(Method):
     """Mahalanobis distances with a covariance per base class."""
 
     uses_base_features = True
+    at_a_time = 50  # what base classes give is computed once for all of these
     search: ClassVar[Search] = {"shrinkage": (0.3, 1.0, 3.0, 10.0, 100.0)}
 
     shrinkage: float = 1.0  # γ₁ = γ₂
@@ -124,4 +125,14 @@ def rooted(features: Tensor) -> Tensor:
     return features.double().abs().sqrt() * features.sign()
 
 
-METHODS = (MethodSpec("fecam", "FeCAM", FeCAM(), "pre-trained", rank=3, regular=False),)
+METHODS = (
+    MethodSpec(
+        "fecam",
+        "FeCAM",
+        FeCAM(),
+        "pre-trained",
+        rank=8,
+        regular=False,
+        remark="sees twenty stored pictures per base class",
+    ),
+)

@@ -157,6 +157,6 @@ METHODS = (
         "pre-trained",
         rank=6,
         regular=False,
-        remark="sees one stored picture per base class, which only the rows of LCwoF do",
+        remark="sees one stored picture per base class, which no rival with learnt pieces does",
     ),
 )

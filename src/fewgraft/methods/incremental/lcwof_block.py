@@ -7,10 +7,10 @@ holds it near its start θ⁰; this pull is not scaled by 0.1 in phase 3. Statis
 layers stay as they are.
 
 Kept: what moves in which phase, the ratio of the rates, momentum, which is lost between the phases,
-decay, and the limit on the gradient. Ours: few steps on all pictures as they are instead of
-hundreds on augmented batches, L chosen on validation episodes, since it multiplies a sum over as
-many weights as the block has, and the pull as a proximal step after each step on the loss: a plain
-one overshoots where the rate times L is large.
+decay, and the limit on the gradient. Ours: few steps on all pictures, in the network's views in
+turn (mirrored or not), instead of hundreds on augmented batches, L chosen on validation episodes,
+since it multiplies a sum over as many weights as the block has, and the pull as a proximal step
+after each step on the loss: a plain one overshoots where the rate times L is large.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ class BlockCalibration(Method):
     search: ClassVar[Search] = {
         "lr": (0.01, 0.03, 0.1),
         "calibration_lr": (0.03, 0.1, 0.3),
-        "pull": (0.5, 5.0, 50.0, 500.0),
+        "pull": (5.0, 50.0, 500.0),
         "temperature": (2.0, 4.0),
     }
     search_by = "coordinates"
@@ -49,8 +49,8 @@ class BlockCalibration(Method):
     calibration_lr: float = 0.1  # of both heads in phase 3
     pull: float = 5.0  # L
     temperature: float = 4.0  # of the loss
-    steps: int = 20
-    calibration_steps: int = 20
+    steps: int = 10
+    calibration_steps: int = 10
     momentum: float = 0.9
     decay: float = 1e-4
 
@@ -90,8 +90,9 @@ class BlockCalibration(Method):
         optimiser = torch.optim.SGD(groups, momentum=self.momentum, weight_decay=self.decay)
         moving = [*block.values(), *heads]
         with torch.enable_grad():
-            for _ in range(phase.steps):
-                features = network.features(phase.pictures, block)
+            for step in range(phase.steps):
+                view = network.views[step % len(network.views)]
+                features = network.features(phase.pictures, block, (view,))
                 logits = adapted.logits(features, task.gamma / self.temperature)
                 loss = phase.share * cross_entropy(logits, phase.labels)
                 gradients = torch.autograd.grad(loss, moving)
@@ -152,6 +153,6 @@ METHODS = (
         "pre-trained",
         rank=6,
         regular=False,
-        remark="sees one stored picture per base class, which only the rows of LCwoF do",
+        remark="sees one stored picture per base class, which no rival with learnt pieces does",
     ),
 )

@@ -36,7 +36,8 @@ class RanPAC(Method):
     """Second moments of random features."""
 
     uses_base_features = True
-    search: ClassVar[Search] = {"ridge": (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)}
+    at_a_time = 50  # what base classes give is computed once for all of these
+    search: ClassVar[Search] = {"ridge": (1e-2, 1e-1, 1.0, 10.0, 100.0, 1000.0, 10000.0)}
 
     ridge: float = 0.1  # λ beside the mean of G's diagonal
     projections: int = 2000  # M
@@ -102,4 +103,14 @@ def _hidden(features: Tensor, projection: Tensor) -> Tensor:
     return (features.double() @ projection).relu()
 
 
-METHODS = (MethodSpec("ranpac", "RanPAC", RanPAC(), "pre-trained", rank=4, regular=False),)
+METHODS = (
+    MethodSpec(
+        "ranpac",
+        "RanPAC",
+        RanPAC(),
+        "pre-trained",
+        rank=8,
+        regular=False,
+        remark="sees twenty stored pictures per base class",
+    ),
+)

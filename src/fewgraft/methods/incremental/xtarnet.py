@@ -12,14 +12,15 @@ meta-learnt. With class means over the support and t the mean over classes of [f
 Logits are distances to W' and R' in TapNet's projection, in which R' and c agree.
 
 In the paper g comes from a second last block. It does so in XtarNet (block), on the same
-activations as the first: it begins as the trained one, since few steps cannot train it from
-nothing, and its normalisation layers keep their statistics. In XtarNet (features) g is made of f by
-a small net, g = f + B relu(A f). On a cosine network x and W' are of length 1, a learnt scale takes
-the place of γ, the nets see features times √d, whose squares are 1 on average, and ρ sees γ·cos.
-The nets are as deep as the authors', with matrices of low rank, so that they are small and learn
-from few steps; before training they leave features as they are. A class takes its reference as in
-`tapnet`. The authors' code takes the projection from the wrong singular vectors; here it is the
-paper's.
+activations as the first. It begins as the trained one, since few steps cannot train it from
+nothing; its convolutions learn differences of low rank, since whole ones are larger than all else
+that is learnt, and its normalisation layers keep their statistics. In XtarNet (features) g is made
+of f by a small net, g = f + B relu(A f). On a cosine network x and W' are of length 1, a learnt
+scale takes the place of γ, the nets see features times √d, whose squares are 1 on average, and ρ
+sees γ·cos. The nets are as deep as the authors', with matrices of low rank, so that they are small
+and learn from few steps; before training they leave features as they are. A class takes its
+reference as in `tapnet`. The authors' code takes the projection from the wrong singular vectors;
+here it is the paper's.
 """
 
 import math
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 Layer = tuple[Tensor, Tensor]  # V [in, out] and v [out]: x V + v
 STRENGTH = 0.1  # of conditioning
+AT_ONCE = 256  # pictures in the second block
 # Layers of each net.
 DEPTHS = {"merge_base": 4, "merge_meta": 4, "scale": 3, "shift": 3, "correlation": 3}
 
@@ -151,6 +153,9 @@ class XtarNetBlock(TaskAdaptive):
 
     pieces = "xtarnet-block"
     moves_network = True
+    at_a_time = 100  # g of a picture is the same in all of these episodes
+
+    block_rank: int = 4  # of what the second block has beside the first
 
     def initial_meta(self, d: int, rng: torch.Generator) -> dict[str, Tensor]:
         """Nothing beside the block."""
@@ -159,7 +164,8 @@ class XtarNetBlock(TaskAdaptive):
 
     def meta(self, task: Task) -> "SecondBlock":
         """Of pictures."""
-        return SecondBlock(pictures_of(task).network, learnt_block(self.learnt(task)))
+        network = pictures_of(task).network
+        return SecondBlock(network, learnt_block(self.learnt(task), network.start))
 
 
 class MetaFeature(Protocol):
@@ -192,11 +198,13 @@ class SecondBlock:
     block: LearntTensors
 
     def __call__(self, features: Tensor, pictures: Tensor | None) -> Tensor:
-        """Directions."""
+        """Directions; each picture is computed once, however many episodes have it."""
         del features
         if pictures is None:
             raise FewgraftError("XtarNet with a second block needs pictures, not features")
-        return self.network.features(pictures, self.block)
+        each, places = torch.unique(pictures, return_inverse=True)
+        parts = [self.network.features(some, self.block) for some in each.split(AT_ONCE)]
+        return torch.cat(parts)[places]
 
 
 @dataclass(frozen=True)
