@@ -19,6 +19,7 @@ REHEARSED_NEW = 20  # left-out examples
 SHIFTS = tuple(step / 80 for step in range(-60, 33))  # cosines, where nothing was rehearsed
 MISTAKES_PER_LOSS = 15  # one photo more may be lost for so many that are mistaken anyway
 TOLERANCES = (0.003, 0.02)  # the least and the most, unless another is asked for
+UNREHEARSED_TOLERANCE = 0.015
 
 
 def usual_tolerance(border: Border | None) -> float:
@@ -27,9 +28,10 @@ def usual_tolerance(border: Border | None) -> float:
     A classifier that is nearly always right may lose hardly any; where it is often wrong, as many
     more are worth what is found for them.
     """
+    if border is None:
+        return UNREHEARSED_TOLERANCE
     least, most = TOLERANCES
-    mistakes = border.mistakes if border else 1.0
-    return min(max(round(mistakes / MISTAKES_PER_LOSS, 4), least), most)
+    return min(max(round(border.mistakes / MISTAKES_PER_LOSS, 4), least), most)
 
 
 @dataclass(frozen=True)
