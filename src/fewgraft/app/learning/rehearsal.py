@@ -76,7 +76,9 @@ class RehearsedLesson:
         What is added to all new classes does not change which of them is the best. In NumPy: these
         are many small sums, and PyTorch takes longer to begin one than to do it.
         """
-        of_old, of_new = (x.numpy() + np.float32(start) for x in (self.old_novel, self.new_novel))
+        of_old, of_new = (
+            x.numpy() + np.asarray(start, np.float32) for x in (self.old_novel, self.new_novel)
+        )
         right = of_new.argmax(-1) == self.new_labels.numpy()
         return (
             _share_below(self.old_best.numpy() - of_old.max(-1), self.old_right.numpy()),
