@@ -282,7 +282,7 @@ def test_tuning_takes_the_best_on_validation_episodes(bench: Bench) -> None:
         job = Job("icons", "icons", "soft-k-means", hyper, settings, FEW, folder)
         accuracies[json.dumps(hyper)] = bench.chunk(job, range(FEW)).acc.mean().item()
     assert accuracies[json.dumps(found.best.hyper)] == max(accuracies.values())
-    assert len(found.candidates) == len(accuracies) == 12
+    assert len(found.candidates) == len(accuracies) == 15
     entry = entry_of(found.chosen)
     assert entry.startswith('[[evaluation]]\nmethod = "soft-k-means"\nshots = 1\nhyper = {')
     with pytest.raises(FewgraftError, match="nothing to search"):
@@ -332,7 +332,7 @@ def test_no_choice_is_tried_twice(bench: Bench, monkeypatch: pytest.MonkeyPatch)
     recipe = load_recipe("icons")
     (found,) = tune(recipe, models_folder("icons"), ["soft-k-means"], [1], FEW, bench)
     tried = [json.dumps(candidate.hyper) for candidate in found.candidates]
-    assert len(tried) == len(set(tried)) == 6, "four numbers of steps, then two scales more"
+    assert len(tried) == len(set(tried)) == 7, "five numbers of steps, then two scales more"
     assert found.best.accuracy == max(candidate.accuracy for candidate in found.candidates)
 
 

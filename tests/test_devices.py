@@ -32,7 +32,7 @@ from fewgraft.methods import method_spec, methods
 from fewgraft.methods.base import Method
 from fewgraft.methods.beside_base import BesideBase
 from fewgraft.methods.distilled_adaptation import DistilledAdaptation
-from fewgraft.methods.trained import TrainedMethod
+from fewgraft.methods.trained import TrainedMethod, initial_block
 from fewgraft.model import CosineModel, new_model
 from fewgraft.network import Network
 from fewgraft.split_features import EpisodeFeatures
@@ -94,6 +94,9 @@ def elsewhere(icons: ImageStore, place: torch.device = META) -> EpisodeFeatures:
         assert isinstance(method, TrainedMethod)
         with torch.device("cpu"):
             made = method.initial(torch.randn(BASE, D), 20.0, shots, torch.Generator())
+            if method.moves_network:
+                start = {name: torch.empty(p.shape) for name, p in network().start.items()}
+                made |= initial_block(start, method.block_rank, torch.Generator())
         return {name: tensor.to(place) for name, tensor in made.items()}
 
     weights, of_base = torch.randn(BASE, D, device=place), torch.randn(BASE, 5, D, device=place)

@@ -119,7 +119,7 @@ def test_a_file_that_is_no_method_is_refused(tmp_path: Path) -> None:
 
 def test_the_examples_of_a_backbone_and_a_source_work(tmp_path: Path) -> None:
     """As a user has them: files in the environment, and the commands beside them."""
-    net, source = blocks(PAGES["extending.md"].read_text(), "python")
+    _, net, source = blocks(PAGES["extending.md"].read_text(), "python")
     (tmp_path / "net.py").write_text(net)
     (tmp_path / "source.py").write_text(source)
     for number, name in enumerate("abcdefg" * 12):

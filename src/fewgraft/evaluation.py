@@ -327,7 +327,7 @@ def _short(method: Method) -> str:
 
 
 def _hyper(method: Method) -> dict[str, Any]:
-    return dataclasses.asdict(method) if dataclasses.is_dataclass(method) else {}
+    return method.hyper if dataclasses.is_dataclass(method) else {}
 
 
 def _episode_settings(

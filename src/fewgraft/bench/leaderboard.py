@@ -29,7 +29,7 @@ SETTINGS = ("s2i", "s2i-transductive", "incremental", "semi-fsl", "transductive-
 
 
 @dataclass(frozen=True)
-class Place:
+class RankedRow:
     """A row, and how many of its queries are right in each episode."""
 
     row: Row
@@ -44,14 +44,14 @@ class Place:
         return "/".join(str(part) for part in [*same, self.asked])
 
 
-def places(results: Results, rows: Sequence[Row]) -> list[Place]:
+def places(results: Results, rows: Sequence[Row]) -> list[RankedRow]:
     """The rows with their answers, the task itself first, best first."""
     found = []
     for row in rows:
         settings = EpisodeSettings(**row.episode_settings)
         asked = settings.ways * settings.queries + (settings.base_queries if row.n_base else 0)
         right = (results.scores(row).acc * asked).round().to(torch.int64)
-        found.append(Place(row, tuple(right.tolist()), asked))
+        found.append(RankedRow(row, tuple(right.tolist()), asked))
     return sorted(
         found,
         key=lambda place: (
@@ -62,7 +62,7 @@ def places(results: Results, rows: Sequence[Row]) -> list[Place]:
     )
 
 
-def leaderboard(ranked: Sequence[Place]) -> Html:
+def leaderboard(ranked: Sequence[RankedRow]) -> Html:
     """The table with what it takes to search it."""
     if not ranked:
         return Html()
@@ -92,7 +92,7 @@ def script() -> str:
     return (resources.files("fewgraft") / "bench" / "leaderboard.js").read_text()
 
 
-def _controls(ranked: Sequence[Place]) -> Html:
+def _controls(ranked: Sequence[RankedRow]) -> Html:
     settings = [s for s in SETTINGS if any(place.row.setting == s for place in ranked)]
     shots = sorted({place.row.shots for place in ranked})
     names = [f"{place.row.title}, {place.row.setting}, {place.row.shots}-shot" for place in ranked]
@@ -123,7 +123,7 @@ def _kind(column: int) -> str:
     return "number" if column > 1 else ""
 
 
-def _line(place: Place) -> Html:
+def _line(place: RankedRow) -> Html:
     row = place.row
     packed = base64.b64encode(b"".join(n.to_bytes(2, "little") for n in place.right)).decode()
     shown = [_figure(row, name) for name in COLUMNS]

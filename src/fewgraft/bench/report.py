@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from fewgraft.bench import tables
-from fewgraft.bench.leaderboard import SETTINGS, Place, places
+from fewgraft.bench.leaderboard import SETTINGS, RankedRow, places
 from fewgraft.bench.results import Results, Row
 from fewgraft.bench.runner import Bench, job_of
 from fewgraft.data.store import ImageStore
@@ -247,7 +247,7 @@ class Findings:
     episode: int  # whose prototypes are shown
     store: ImageStore | None  # for the pictures; None where it is not needed
     missing: tuple[str, ...]  # what is not shown, and why
-    places: tuple[Place, ...] = ()  # of the leaderboard
+    places: tuple[RankedRow, ...] = ()  # of the leaderboard
 
 
 def chosen_rows(results: Results, choice: tables.Choice) -> dict[tables.RowKey, Row]:

@@ -26,7 +26,6 @@ class AlphaTIM(InformationMaximisation):
         "temperature": (2.5, 5.0, 10.0, 15.0, 30.0),
         "alpha": (2.0, 4.0, 7.0),
     }
-    search_by = "coordinates"
 
     w_support: float = 1.0
     w_conditional: float = 1.0

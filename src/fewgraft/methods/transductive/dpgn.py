@@ -109,7 +109,7 @@ class DistributionPropagation(TrainedMethod):
         """Both graphs of support and U, and queries [E, Q, d] that are asked by none."""
         learnt, asked = self.learnt(task), queries.shape[1]
         features = torch.cat([task.support, task.unlabelled, queries], 1)
-        graph = Graph(task, features.shape[1] - asked, learnt)
+        graph = TaskGraph(task, features.shape[1] - asked, learnt)
         point = distribution = graph.start(features, self.mass)
         point = point.times(graph.likeness("first", graph.standardised("first", features))[0])
         place = graph.standardised("embedding", features)
@@ -176,7 +176,7 @@ def weighed(edges: Tensor, likeness: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Graph:
+class TaskGraph:
     """What a task's nodes have in common: n nodes, of which the first `seen` are support and U."""
 
     task: Task
