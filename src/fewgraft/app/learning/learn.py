@@ -65,7 +65,7 @@ class Outcome:
     left_out: Judged  # examples of the taught classes, each judged by what the others taught
     left_out_without_unlabelled: Judged
     unlabelled: UnlabelledRecord
-    tolerance: float  # share of their photos that old classes were allowed to lose
+    tolerance: float  # share of their photos that old classes may lose
     foreign: ForeignShare | None = None  # photos of no class, where there were any
     failed: Mapping[str, str] = field(default_factory=dict)  # photo → why it could not be used
     notes: tuple[str, ...] = ()
