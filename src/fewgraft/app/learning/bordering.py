@@ -18,7 +18,7 @@ from fewgraft.border import Border, Tradeoff
 REHEARSED_OLD = 200  # check photos that rehearsals count as much as
 REHEARSED_NEW = 20  # left-out examples
 SHIFTS = tuple(step / 80 for step in range(-60, 33))  # cosines, where nothing was rehearsed
-MISTAKES_PER_LOSS = 8  # one photo more may be lost for so many that are mistaken anyway
+MISTAKES_PER_LOSS = 10  # one photo more may be lost for so many that are mistaken anyway
 TOLERANCES = (0.003, 0.02)  # the least and the most, unless another is asked for
 UNREHEARSED_TOLERANCE = 0.015
 
