@@ -28,10 +28,11 @@ from campaign.layouts import (
 from fewgraft.app.features.cache import FeatureCache
 from fewgraft.app.features.given import labelled_photos, unlabelled_photos
 from fewgraft.backbones import backbone_spec, create_backbone, trained_backbone
+from fewgraft.bench.chosen_rows import NoRowsError
 from fewgraft.bench.report import read_figures, write_figure
 from fewgraft.bench.results import Results, Row
 from fewgraft.bench.runner import job_of
-from fewgraft.bench.tables import LAYOUTS, NoRowsError, build
+from fewgraft.bench.tables import LAYOUTS, build
 from fewgraft.checkpoints import read_checkpoint
 from fewgraft.data.build import Item, Source, build_store
 from fewgraft.data.parts import Part

@@ -6,13 +6,14 @@ from pathlib import Path
 
 from rich.console import Console
 
+from fewgraft.bench.chosen_rows import Choice
 from fewgraft.bench.episode_sheet import draw_episode
 from fewgraft.bench.report import find
 from fewgraft.bench.report_page import page
 from fewgraft.bench.results import Results
 from fewgraft.bench.runner import Bench, jobs, run
 from fewgraft.bench.table_formats import terminal
-from fewgraft.bench.tables import Choice, build
+from fewgraft.bench.tables import build
 from fewgraft.data.contact_sheet import class_rows, draw_sheet
 from fewgraft.data.icons import ICONS
 from fewgraft.data.overview import counts_table
