@@ -26,10 +26,10 @@ LAYERS = (
     },
     {"data", "backbones"},
     {"border", "prototypes", "whitening", "augment", "model", "heads", "export"}
-    | {"devices", "runtime"},
+    | {"devices", "runtime", "weight_files", "checkpoints"},
     {"zoo", "episodes", "metrics", "network", "pieces"},
     {"methods"},
-    {"feature_bank", "feature_set", "imported", "split_features"},
+    {"feature_bank", "feature_set", "imported", "imported_model", "split_features"},
     {"training"},
     {"evaluation"},
     {"bench", "app"},

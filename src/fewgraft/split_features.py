@@ -269,8 +269,7 @@ class SplitFeatures(EpisodeFeatures):
         return self.places(torch.from_numpy(base_pictures(self.store)))
 
     def _pictures(self) -> Indices:
-        kinds = ("base", "novel")
-        return np.concatenate([self.store.indices(Part(f"{k}/{self.split}")) for k in kinds])
+        return split_pictures(self.store, self.split)
 
     @property
     def data(self) -> str:
@@ -307,6 +306,11 @@ class SplitFeatures(EpisodeFeatures):
         labels = torch.from_numpy(self.store.labels)[pictures]
         answers = self.base_logits(pictures, len(self.weights)).argmax(1).cpu()
         return (answers == labels).double().mean().item()
+
+
+def split_pictures(store: ImageStore, split: str) -> Indices:
+    """All pictures of a split, those of base classes first."""
+    return np.concatenate([store.indices(Part(f"{kind}/{split}")) for kind in ("base", "novel")])
 
 
 def kept_features(model: CosineModel, store: ImageStore, root: Path | None = None) -> Tensor:
