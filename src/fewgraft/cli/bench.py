@@ -107,6 +107,8 @@ def run(
       fewgraft bench run cifar-fs --methods +pr,proposed-without-adaptation --settings s2i --shots 1
 
       fewgraft bench run icons --seeds 0,1,2 --models runs/a,runs/b
+
+      fewgraft bench run cifar-fs --methods all-features --engine processes
     """
     from fewgraft.bench.results import Results
     from fewgraft.bench.runner import Bench, jobs
@@ -119,8 +121,11 @@ def run(
     from fewgraft.zoo import models_folder
 
     place = choose_device(device)
-    if engine == "ray" and place.type != "cpu":
-        raise FewgraftError("workers of Ray compute on the CPU", "Leave --device or --engine out.")
+    if engine != "here" and place.type != "cpu":
+        raise FewgraftError(
+            f"workers of the engine '{engine}' compute on the CPU",
+            "Leave --device or --engine out.",
+        )
     loaded = load_recipe(recipe)
     folders = [Path(one) for one in listed(models)] or [models_folder(loaded.name)]
     if methods == "all" and any(map(is_import, folders)):

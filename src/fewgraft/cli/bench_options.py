@@ -27,9 +27,13 @@ EpisodesOption = Annotated[
     int, typer.Option(min=2, max=MOST_EPISODES, help="Draw so many episodes per row.")
 ]
 ShotsOption = Annotated[str, typer.Option(help="Evaluate with so many shots, such as 1,5.")]
-EngineOption = Annotated[str, typer.Option(help="Compute here, or on a cluster with ray.")]
+EngineOption = Annotated[
+    str,
+    typer.Option(help="Compute here, in processes of one thread each, or on a cluster with ray."),
+]
 WorkersOption = Annotated[
-    int | None, typer.Option(min=1, help="Start so many Ray workers; one per core if not given.")
+    int | None,
+    typer.Option(min=1, help="Start so many processes, or Ray workers; one per core if not given."),
 ]
 AddressOption = Annotated[str | None, typer.Option(help="Join the Ray cluster at this address.")]
 SeedOption = Annotated[
@@ -83,10 +87,15 @@ def chosen_engine(
 
     if name == "here":
         yield in_this_process
+    elif name == "processes":
+        from fewgraft.bench.process_engine import ProcessEngine
+
+        with ProcessEngine(workers) as several:
+            yield several
     elif name == "ray":
         from fewgraft.bench.ray_engine import ray_engine
 
         with ray_engine(address, workers) as engine:
             yield engine
     else:
-        raise FewgraftError(f"there is no engine '{name}'", "Known: here, ray")
+        raise FewgraftError(f"there is no engine '{name}'", "Known: here, processes, ray")

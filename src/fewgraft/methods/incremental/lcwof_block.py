@@ -38,9 +38,9 @@ class BlockCalibration(Method):
     moves_network = True
     uses_base_features = True
     search: ClassVar[Search] = {
-        "lr": (0.01, 0.03, 0.1),
-        "calibration_lr": (0.03, 0.1, 0.3),
-        "pull": (5.0, 50.0, 500.0),
+        "lr": (0.003, 0.01, 0.03, 0.1),
+        "calibration_lr": (0.03, 0.1, 0.3, 1.0),
+        "pull": (5.0, 50.0, 500.0, 5000.0),
         "temperature": (2.0, 4.0),
     }
     search_by = "coordinates"

@@ -37,7 +37,7 @@ class RanPAC(Method):
 
     uses_base_features = True
     at_a_time = 50  # what base classes give is computed once for all of these
-    search: ClassVar[Search] = {"ridge": (1e-2, 1e-1, 1.0, 10.0, 100.0, 1000.0, 10000.0)}
+    search: ClassVar[Search] = {"ridge": (1e-2, 1e-1, 1.0, 10.0, 100.0, 1e3, 1e4, 1e5)}
 
     ridge: float = 0.1  # λ beside the mean of G's diagonal
     projections: int = 2000  # M

@@ -31,7 +31,8 @@ from fewgraft.methods.transductive.regression import linear, regressions
 from fewgraft.prototypes import directions, members_of, prototypes
 
 ALPHAS, SMALLEST = 100, 1e-3  # how many, and the last as a share of the first
-TOLERANCE, MOST_STEPS = 1e-6, 100
+TOLERANCE, MOST_STEPS = 1e-5, 100
+LONGEST = 0.9  # ratio of two steps: ten times the last one at most
 RANK = 1e-5  # a singular value below this share of the largest is 0
 ROUNDING, TINY = 1e-9, 1e-12
 
@@ -120,24 +121,31 @@ def huber(z: Tensor, y: Tensor, threshold: Tensor, slopes: Tensor) -> tuple[Tens
     """βᵀ [E, N, k] at thresholds nα [E], starting with `slopes`, and lengths of residuals [E, n].
 
     Weighted least squares of y [E, N, n] by z [E, k, n], again and again; an episode that has
-    converged stays as it is.
+    converged stays as it is. Steps become shorter by the same ratio again and again: every second
+    one goes on to where all that would follow it lead, by the ratio of the last two.
     """
     ridge = TINY * torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
     slopes, lengths = slopes.clone(), lengths_of(torch.baddbmm(y, slopes, z, alpha=-1))
     e = torch.arange(len(y), device=y.device)  # episodes that move
     now, far, most = slopes, lengths, threshold[:, None]
-    for _ in range(MOST_STEPS):
+    last = torch.zeros_like(slopes)
+    for number in range(MOST_STEPS):
         weighted = z * (most / far.clamp(min=TINY)).clamp_(max=1.0)[:, None]
         moments = torch.baddbmm(ridge, weighted, z.transpose(1, 2))
         found = torch.linalg.solve(moments, weighted @ y.transpose(1, 2)).transpose(1, 2)
-        change = (found - now).abs_().amax((1, 2))
-        now, far = found, lengths_of(torch.baddbmm(y, found, z, alpha=-1))
+        step = found - now
+        change = step.abs().amax((1, 2))
+        if number % 2:
+            ratio = (last * step).sum((1, 2)) / last.square().sum((1, 2)).clamp(min=TINY**2)
+            ratio = ratio.clamp(0, LONGEST)[:, None, None]
+            found = found + ratio / (1 - ratio) * step
+        now, last, far = found, step, lengths_of(torch.baddbmm(y, found, z, alpha=-1))
         slopes[e], lengths[e] = now, far
         moving = (change >= TOLERANCE).nonzero()[:, 0]
         if not len(moving):
             break
         if len(moving) < len(e):
-            e, z, y, most, now, far = (x[moving] for x in (e, z, y, most, now, far))
+            e, z, y, most, now, far, last = (x[moving] for x in (e, z, y, most, now, far, last))
     return slopes, lengths
 
 

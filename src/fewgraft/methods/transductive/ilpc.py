@@ -42,7 +42,7 @@ from fewgraft.prototypes import class_sums, directions, join_logits, members_of,
 LR, MOMENTUM, DECAY, STEPS = 0.1, 0.9, 5e-4, 1000  # of the linear classifier
 NEVER = 10**9  # a round that does not come
 FEWEST = 5  # a round that finds fewer is the last
-LONGEST, MOST_MISSED = 8, 1e-5  # steps at a time, and the error of an expected one
+LONGEST, MOST_MISSED = 16, 1e-5  # steps at a time, and the error of an expected one
 AT_A_TIME = 250_000  # numbers of products: they stay near the processor from step to step
 
 
@@ -104,23 +104,27 @@ class LabelCleaning(Method):
         for number in range(rounds):
             if not state.going.any():
                 break
-            state = self._round(features, factor, state, number, remaining)
+            reached = torch.cholesky_solve(state.members(), factor).clamp(min=0)  # Z
+            guessed = self._guessed(state, reached, remaining)
+            if number == rounds - 1 and not remaining:
+                return guessed  # guesses are as good as labels then: nobody asks who leaves B
+            state = self._moved(features, guessed, reached, number, remaining)
         return state
 
-    def _round(
-        self, features: Tensor, factor: Tensor, state: "Labelling", number: int, remaining: bool
-    ) -> "Labelling":
-        members = state.members()
-        reached = torch.cholesky_solve(members, factor).clamp(min=0)  # Z
+    def _guessed(self, state: "Labelling", reached: Tensor, remaining: bool) -> "Labelling":
         logs = self.sharpness * normalised(reached).clamp(min=LEAST).log()
         shares = state.remaining_shares() if remaining else state.equal_shares()
-        guessed = state.guessed(transport_plan(logs, shares, taking=~state.known))
-        candidates = guessed.guesses()
+        return state.guessed(transport_plan(logs, shares, taking=~state.known))
+
+    def _moved(
+        self, features: Tensor, state: "Labelling", reached: Tensor, number: int, remaining: bool
+    ) -> "Labelling":
+        candidates = state.guesses()
         if not remaining:
             candidates = candidates & self._best_reached(reached, ~state.known)[..., None]
         used = state.known | candidates.any(-1)
-        losses = mean_losses(features, members, guessed.one_hot(), used)
-        return guessed.moved(lowest(losses, candidates, self.moved), number)
+        losses = mean_losses(features, state.members(), state.one_hot(), used)
+        return state.moved(lowest(losses, candidates, self.moved), number)
 
     def _best_reached(self, reached: Tensor, pile: Tensor) -> Tensor:
         """The pictures of B [E, n] that labels reach best, of each class that reaches them most."""
