@@ -103,6 +103,11 @@ class ImageStore:
         """Whether novel training classes must be drawn from base classes, for lack of others."""
         return not (self.parts == Part.NOVEL_TRAIN.code).any()
 
+    @property
+    def validates_on_base(self) -> bool:
+        """Whether there are no novel classes to validate on, so that base/val must do, rotated."""
+        return not (self.parts == Part.NOVEL_VAL.code).any()
+
     def indices(self, part: Part) -> NDArray[np.int64]:
         """Which pictures belong to a part, ascending."""
         return np.flatnonzero(self.parts == part.code).astype(np.int64)
