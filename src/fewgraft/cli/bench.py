@@ -109,8 +109,8 @@ def run(
       fewgraft bench run icons --seeds 0,1,2 --models runs/a,runs/b
     """
     from fewgraft.bench.results import Results
+    from fewgraft.bench.rows import run as run_jobs
     from fewgraft.bench.runner import Bench, jobs
-    from fewgraft.bench.runner import run as run_jobs
     from fewgraft.devices import choose_device
     from fewgraft.episodes import SETTINGS
     from fewgraft.files import make_folder

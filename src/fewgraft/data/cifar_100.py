@@ -1,6 +1,7 @@
 """The files of CIFAR-100, in the forms that are about: parquet, or the original pickles.
 
-Whatever the form, a half comes out class by class and by original file names within a class.
+The original files are shuffled; here a half comes out class by class and by file names within a
+class, so that it is the same in both forms. Only the original files tell the official order.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -42,6 +43,7 @@ class Half:
 
     labels: NDArray[np.int64]  # [n], classes by the alphabet
     names: NDArray[np.str_]  # [n], original file names
+    official: NDArray[np.int64] | None  # [n], places in the original file; None: not known
     pictures: Callable[[], Iterator[bytes | Pixels]]  # in the order of the labels
 
 
@@ -74,7 +76,7 @@ def _open_parquet(files: list[Path]) -> Half:
                 for picture in batch[column].field("bytes"):
                     yield picture.as_py() or b""
 
-    return Half(np.concatenate([_NONE, *labels]), np.array(names, np.str_), pictures)
+    return Half(np.concatenate([_NONE, *labels]), np.array(names, np.str_), None, pictures)
 
 
 def _batches(file: Path, columns: list[str]) -> "Iterator[RecordBatch]":
@@ -141,7 +143,7 @@ def _open_pickle(file: Path) -> Half:
         names = np.array([_checked_name(_text(name)) for name in listed], np.str_)
     order = np.lexsort((names, labels))  # the file is shuffled; by class and name it is the same
     pictures = rows.reshape(-1, 3, NATIVE_SIZE, NATIVE_SIZE).transpose(0, 2, 3, 1)
-    return Half(labels[order], names[order], lambda: (pictures[row] for row in order))
+    return Half(labels[order], names[order], order, lambda: (pictures[row] for row in order))
 
 
 def _text(name: object) -> object:
