@@ -133,11 +133,12 @@ class SessionPools:
         classes rotated by one, two or three quarters, each by a fixed number of them, are the novel
         ones of validation.
         """
+        novel: Mapping[int, Indices]
         if split == "test":
             base_queries, base_unlabelled = (
                 dict(store.by_class(part)) for part in (Part.BASE_TEST, Part.BASE_VAL)
             )
-            novel = dict(store.by_class(Part.NOVEL_TEST))
+            novel = store.by_class(Part.NOVEL_TEST)
         else:
             halves = {k: _halves(p, k) for k, p in store.by_class(Part.BASE_VAL).items()}
             base_queries = {k: first for k, (first, _) in halves.items()}
