@@ -67,8 +67,8 @@ def session_table(
     if published:
         sections.append(Section(PUBLISHED, tuple(_published(published))))
     note = (
-        f"%, {first.draws} draws: {settings}. Intervals are over draws, not over trainings; drop is "
-        "the first accuracy minus the last; the last column is a paired difference of averages."
+        f"%, {first.draws} draws: {settings}. Intervals are over draws, not over trainings; drop "
+        "is the first accuracy minus the last; the last column is a paired difference of averages."
     )
     title = f"{first.data}, {NAMES[metric]} after each session"
     return Table(title, tuple(columns), tuple(sections), note)
