@@ -50,8 +50,8 @@ def sessions(
     mix: Annotated[
         str,
         typer.Option(
-            help="What unlabelled sets show: seen (half new classes, half classes seen before), new "
-            "(new classes only) or uniform (all classes seen so far alike)."
+            help="What unlabelled sets show: seen (half new classes, half classes seen before), "
+            "new (new classes only) or uniform (all classes seen so far alike)."
         ),
     ] = "seen",
     order: Annotated[
