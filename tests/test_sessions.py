@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from session_tasks import made_features
 from torch import Tensor
 
 from fewgraft.app.learning.lesson import Known, Lesson
@@ -15,14 +16,12 @@ from fewgraft.data.sources.cifar_100_sessions import PLACES, _listed, listed_pla
 from fewgraft.data.splits import published_home, published_shots
 from fewgraft.data.store import ImageStore
 from fewgraft.errors import FewgraftError
-from fewgraft.feature_bank import FeatureBank
 from fewgraft.methods import method_spec
 from fewgraft.methods.base import Method
 from fewgraft.methods.carried import Carried
 from fewgraft.methods.incremental.teen import Teen
 from fewgraft.methods.nearest_prototype import NearestPrototype
 from fewgraft.methods.prototype_refinement import PrototypeRefinement
-from fewgraft.model import new_model
 from fewgraft.prototypes import Refinement, directions
 from fewgraft.session_features import SessionFeatures
 from fewgraft.session_scores import score_session
@@ -248,18 +247,7 @@ def test_one_rule_gives_the_published_shots() -> None:
 
 @pytest.fixture(scope="module")
 def features(icons: ImageStore) -> SessionFeatures:
-    """Features around a centre per class, as networks give them."""
-    model = new_model("conv4", icons.base_classes, 32, 1, [0.5], [0.5], seed=0)
-    made = SessionFeatures(model, icons, "test", queries=15)
-    rng, width = torch.Generator().manual_seed(0), model.card.width
-    centres = torch.randn(len(icons.classes), width, generator=rng)
-    pictures = torch.from_numpy(made.pools.pictures)
-    labels = torch.from_numpy(icons.labels).long()[pictures]
-    noise = torch.randn(len(pictures), width, generator=rng)
-    made.bank = FeatureBank.of(centres[labels] + 2.5 * noise, pictures, len(icons))
-    made.weights = centres[:108]
-    made.gamma = 12.0
-    return made
+    return made_features(icons)
 
 
 SETTINGS = SessionSettings(sessions=4, ways=3, shots=2, unlabelled=8, queries=15)
