@@ -19,7 +19,8 @@ from by_hand import scores_by_hand
 from typer.testing import CliRunner
 
 from fewgraft.bench.results import Results
-from fewgraft.bench.runner import Bench, Job, jobs, makes_sense, rerun, run
+from fewgraft.bench.rows import run
+from fewgraft.bench.runner import Bench, Job, jobs, makes_sense, rerun
 from fewgraft.bench.tune import Candidate, combinations, over_coordinates, own_setting, tune
 from fewgraft.bench.tuned_recipe import entry_of
 from fewgraft.cli import app

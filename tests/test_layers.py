@@ -27,9 +27,10 @@ LAYERS = (
     {"data", "backbones"},
     {"border", "prototypes", "whitening", "augment", "model", "heads", "export"}
     | {"devices", "runtime", "weight_files", "checkpoints"},
-    {"zoo", "episodes", "metrics", "network", "pieces"},
+    {"zoo", "episodes", "metrics", "network", "pieces", "sessions", "session_scores"},
     {"methods"},
-    {"feature_bank", "feature_set", "imported", "imported_model", "split_features"},
+    {"feature_bank", "feature_set", "imported", "imported_model", "split_features"}
+    | {"session_features"},
     {"training"},
     {"evaluation"},
     {"bench", "app"},

@@ -35,7 +35,8 @@ from fewgraft.bench.report import (
 )
 from fewgraft.bench.report_page import page, summary, table, thumbnail
 from fewgraft.bench.results import Results, Row
-from fewgraft.bench.runner import Bench, job_of, jobs, run
+from fewgraft.bench.rows import run
+from fewgraft.bench.runner import Bench, job_of, jobs
 from fewgraft.bench.table_formats import without_constants
 from fewgraft.bench.tables import build
 from fewgraft.cli import bench_figures

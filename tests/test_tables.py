@@ -21,7 +21,8 @@ from typer.testing import CliRunner
 from fewgraft.bench.chosen_rows import Choice, NoRowsError
 from fewgraft.bench.comparison import compare, comparison_table
 from fewgraft.bench.results import Results, Row, row_id
-from fewgraft.bench.runner import Bench, jobs, run
+from fewgraft.bench.rows import run
+from fewgraft.bench.runner import Bench, jobs
 from fewgraft.bench.table_formats import (
     FORMATS,
     footnoted,

@@ -18,7 +18,14 @@ from torch import Tensor
 from fewgraft.data.parts import Part
 from fewgraft.data.store import ImageStore
 from fewgraft.draws import Indices, KeyStream
-from fewgraft.episodes import Episodes, EpisodeSettings, Pools, QueryLabels, sample_episodes
+from fewgraft.episodes import (
+    Episodes,
+    EpisodeSettings,
+    Pools,
+    QueryLabels,
+    sample_episodes,
+    split_pictures,
+)
 from fewgraft.errors import FewgraftError
 from fewgraft.feature_bank import FeatureBank, feature_bank, feature_lengths
 from fewgraft.methods.base import LearntTensors, Method, Queries, Task, TaskPictures

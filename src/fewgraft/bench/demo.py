@@ -11,7 +11,8 @@ from fewgraft.bench.episode_sheet import draw_episode
 from fewgraft.bench.report import find
 from fewgraft.bench.report_page import page
 from fewgraft.bench.results import Results
-from fewgraft.bench.runner import Bench, jobs, run
+from fewgraft.bench.rows import run
+from fewgraft.bench.runner import Bench, jobs
 from fewgraft.bench.table_formats import terminal
 from fewgraft.bench.tables import build
 from fewgraft.data.contact_sheet import class_rows, draw_sheet

@@ -179,6 +179,11 @@ class AnswersBeside:
     gamma: float
     config: BesideBase
 
+    @property
+    def carried(self) -> Tensor:
+        """What the novel classes are in a next session."""
+        return self.novel
+
     def logits(self, queries: Queries) -> Tensor:
         """[E, Q, N_b+N], base classes first."""
         config = self.config
