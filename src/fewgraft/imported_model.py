@@ -15,14 +15,14 @@ from fewgraft.backbones import backbone_spec
 from fewgraft.data.parts import Part
 from fewgraft.data.store import ImageStore
 from fewgraft.draws import Indices
-from fewgraft.episodes import Pools
+from fewgraft.episodes import Pools, split_pictures
 from fewgraft.errors import FewgraftError
 from fewgraft.feature_bank import FeatureBank, embedded, keep_features
 from fewgraft.home import imports_root
 from fewgraft.imported import NAME, RECIPE, accuracy_by_gamma, import_recipe
 from fewgraft.model import CosineModel, ModelCard, save_model
 from fewgraft.prototypes import directions, prototypes
-from fewgraft.split_features import EpisodeFeatures, SplitFeatures, split_pictures
+from fewgraft.split_features import EpisodeFeatures, SplitFeatures
 from fewgraft.zoo import IMPORTED
 
 

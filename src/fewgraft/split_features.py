@@ -315,11 +315,6 @@ class SplitFeatures(EpisodeFeatures):
         return (answers == labels).double().mean().item()
 
 
-def split_pictures(store: ImageStore, split: str) -> Indices:
-    """All pictures of a split, those of base classes first."""
-    return np.concatenate([store.indices(Part(f"{kind}/{split}")) for kind in ("base", "novel")])
-
-
 def kept_features(model: CosineModel, store: ImageStore, root: Path | None = None) -> Tensor:
     """Directions [N_b, m, d] of the same few pictures of base/train per class; m is up to 20."""
     chosen = base_pictures(store)
