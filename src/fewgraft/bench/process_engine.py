@@ -7,7 +7,7 @@ those of `in_this_process` after `torch.set_num_threads(1)`, however many proces
 
 import multiprocessing
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from functools import cache
@@ -83,10 +83,10 @@ class ProcessEngine:
 
 
 @cache
-def _bench(kind: type[object]) -> Any:
+def _bench(kind: Callable[[], Any]) -> Any:
     """Data, models and draws of this process."""
     return kind()
 
 
-def _scores(kind: type[object], job: BenchJob, chunk: range) -> Any:
+def _scores(kind: Callable[[], Any], job: BenchJob, chunk: range) -> Any:
     return _bench(kind).chunk(job, chunk)
