@@ -19,7 +19,7 @@ Training descends on the cross-entropy of edges between queries and supports, li
 apart; on a tenth of the same for e^d; and on a tenth of the cross-entropy of −‖v_i − v_j‖².
 
 Ours: a frozen network, whose features two linear maps embed, where the paper trains a ResNet-12
-end to end and takes the first edges from its second last layer; 3 generations of width 64 instead
+end to end and takes the first edges from its second last layer; 3 generations of width 48 instead
 of 6 of 128. A layer is standardised by the task's own support and U, in testing, too, with one
 variance for all its outputs: with one for each, directions in which nothing differs but noise would
 count like any other. The paper's maps over supports have a weight per place of a support, so that its answers depend on their
@@ -48,7 +48,8 @@ from fewgraft.methods.trained import TrainedMethod
 from fewgraft.prototypes import directions, join_logits, members_of, prototypes
 
 GENERATIONS = 3
-WIDTH, NARROW = 64, 8  # of the point graph, and of the likeness of distributions
+WIDTH = 48  # of places in the point graph
+HIDDEN, NARROW = 16, 8  # of the likeness of places, and of that of distributions
 EARLY = 0.2  # weight of the loss of a generation that is not the last
 ASIDE = 0.1  # weight of the losses beside that of the point graph's edges
 EPSILON = 1e-5  # of a variance
@@ -57,7 +58,7 @@ EPSILON = 1e-5  # of a variance
 # distance, more in later generations, whose places are better. And a sigmoid's argument so low that
 # it is nearly an exponential: no two pairs are as like as can be.
 ABOVE = 2.0
-FALLS = (0.5, 2.0, 8.0)
+FALLS = (0.5, 2.0, 4.0)
 LOW = -4.0
 NOISE = 1e-3  # far below a base class's weights
 
@@ -83,10 +84,10 @@ class DistributionPropagation(TrainedMethod):
         """
         del gamma, shots
         found = new_layer("first", leading(weights, rng))
-        found |= new_likeness("first", WIDTH, WIDTH, FALLS[0], rng)
+        found |= new_likeness("first", HIDDEN, WIDTH, FALLS[0], rng)
         found |= new_layer("embedding", leading(weights, rng))
         for g in range(GENERATIONS):
-            found |= new_likeness(f"point_{g}", WIDTH, WIDTH, FALLS[g], rng)
+            found |= new_likeness(f"point_{g}", HIDDEN, WIDTH, FALLS[g], rng)
             found |= new_likeness(f"distribution_{g}", NARROW, 2, 1.0, rng)
             found[f"spread_{g}"] = torch.tensor([[1.0, 0.0, 0.0, 1.0, 0.0, 0.0]])
             found[f"spread_{g}_bias"] = torch.zeros(1)
