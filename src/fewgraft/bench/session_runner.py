@@ -114,7 +114,13 @@ class SessionRow(Record):
     @field_validator("session_settings")
     @classmethod
     def _are_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        return validated(SessionSettings, settings).record()
+        try:
+            meant = validated(SessionSettings, settings).record()
+        except FewgraftError as error:
+            raise ValueError(error.problem) from None
+        if meant != settings:
+            raise ValueError("they are not settings of sessions")
+        return settings
 
     @property
     def count(self) -> int:
