@@ -348,6 +348,7 @@ METHODS = (
         "algorithm-1",
         rank=28,
         joint=False,
-        remark="U as nodes is an extension: the paper's graphs hold one query of each class",
+        remark="has U as nodes, which is an extension: "
+        "the paper's graphs hold one query of each class",
     ),
 )
