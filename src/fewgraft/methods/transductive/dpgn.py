@@ -18,13 +18,14 @@ picture is answered by its last edges to the supports of each class.
 Training descends on the cross-entropy of edges between queries and supports, like and unlike pairs
 apart; on a tenth of the same for e^d; and on a tenth of the cross-entropy of −‖v_i − v_j‖².
 
-Ours: a frozen network, whose features two linear maps embed, where the paper trains a ResNet-12
-end to end and takes the first edges from its second last layer; 3 generations of width 48 instead
-of 6 of 128. A layer is standardised by the task's own support and U, in testing, too, with one
-variance for all its outputs: with one for each, directions in which nothing differs but noise would
-count like any other. The paper's maps over supports have a weight per place of a support, so that its answers depend on their
-order. Ours are the linear maps that do not: of a support's own entry, the mean of its class and the
-mean of all classes. One set of pieces thus serves any number of classes and supports.
+Ours: a frozen network, whose features two linear maps embed, where the paper trains a ResNet-12 end
+to end and takes the first edges from its second last layer; 3 generations of width 48 instead of 6
+of 128. A layer is standardised by the task's own support and U, in testing, too, with one variance
+for all its outputs: with one for each, directions in which nothing differs but noise would count
+like any other. The paper's maps over supports have a weight per place of a support, so that its
+answers depend on their order. Ours are the linear maps that do not: of a support's own entry, the
+mean of its class and the mean of all classes. One set of pieces thus serves any number of classes
+and supports.
 
 The paper trains and tests graphs with exactly one query of each class, which is the strongest
 assumption of balance there is. Here it is not made. The unlabelled nodes are those of U, however
@@ -347,6 +348,7 @@ METHODS = (
         "algorithm-1",
         rank=28,
         joint=False,
-        remark="U as nodes is an extension: the paper's graphs hold one query of each class",
+        remark="has U as nodes, which is an extension: "
+        "the paper's graphs hold one query of each class",
     ),
 )
