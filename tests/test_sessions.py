@@ -1,6 +1,8 @@
 """Sessions: draws that never mix roles, classifiers that grow, and scores of their answers."""
 
+import copy
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,8 @@ import torch
 from session_tasks import made_features
 from torch import Tensor
 
-from fewgraft.app.learning.lesson import Known, Lesson
+from fewgraft.app.features.embedding import Embedded
+from fewgraft.app.learning.learn import LearnSettings, learn
 from fewgraft.data.cifar_100 import Half
 from fewgraft.data.parts import Part, Role
 from fewgraft.data.sources.cifar_100_sessions import PLACES, _listed, listed_places
@@ -371,29 +374,48 @@ def test_methods_that_cannot_go_on_are_refused(features: SessionFeatures) -> Non
         Carried.begin(torch.eye(3), 1.0).after(Silent())
 
 
+class FromBank:
+    """Photos are numbers of pictures, as bytes: their features come from the bank."""
+
+    def __init__(self, features: SessionFeatures) -> None:
+        self.model = features.model
+        self._bank = features.bank
+
+    def __call__(self, photos: Sequence[bytes], what: str = "") -> Embedded:
+        del what
+        pictures = torch.tensor([int(photo) for photo in photos], dtype=torch.long)
+        found = self._bank[pictures].numpy()
+        return Embedded(found, list(range(len(photos))), list(photos), {})
+
+
 @pytest.mark.numerical
-def test_lessons_one_after_the_other_are_the_benchmarks_sessions(features: SessionFeatures) -> None:
-    """What `fewgraft learn` computes, used again and again, are the weights of `bench sessions`."""
-    draws = draw_sessions(features.pools, SETTINGS, 1)
+def test_learn_again_and_again_gives_the_weights_of_sessions(features: SessionFeatures) -> None:
+    """Where `learn` drops an unlabelled set because it did harm, so do the sessions here."""
+    settings = dataclasses.replace(SETTINGS, sessions=8)
+    draws = draw_sessions(features.pools, settings, 1)
     method = PrototypeRefinement(steps=4, alpha=0.5, temperature=1.5)
-    *_, last = features.lessons(method, draws, 0)
-    known = Known(
-        tuple(f"old {k}" for k in range(108)),
-        directions(features.weights),
-        features.gamma,
-        torch.zeros(108),
-        (20,) * 108,
-    )
-    for t in range(SETTINGS.sessions):
-        support, unlabelled = (
+    config = LearnSettings(Refinement(steps=4, alpha=0.5, temperature=1.5), unknown=False)
+    model = copy.deepcopy(features.model)
+    with torch.no_grad():
+        model.weight.copy_(directions(features.weights))
+        model.gamma.fill_(features.gamma)
+    carried, used = features.begin("weights"), 0
+    for t in range(8):
+        pairs = zip(draws.classes[0, t].tolist(), np.split(draws.support[0, t], 3), strict=True)
+        new = {f"class {k}": [b"%d" % p for p in own.tolist()] for k, own in pairs}
+        unlabelled = [b"%d" % p for p in draws.unlabelled[0, t].tolist()]
+        outcome = learn(model, new, unlabelled, settings=config, embedder=FromBank(features))
+        support, u = (
             features.bank[torch.from_numpy(part[0, t])]
             for part in (draws.support, draws.unlabelled)
         )
-        taught = tuple(f"new {t} {k}" for k in range(3))
-        labels = torch.arange(3).repeat_interleave(2)
-        config = Refinement(steps=4, alpha=0.5, temperature=1.5)
-        known = Lesson(known, taught, support, labels, unlabelled.numpy(), config).learnt().known
-    torch.testing.assert_close(known.weights, directions(last.weights), rtol=1e-4, atol=1e-5)
+        u = u if outcome.used_unlabelled else u[:0]
+        carried = carried.after(method.fit(carried.task(3, support, u, 0)))
+        model, used = outcome.model, used + outcome.used_unlabelled
+    assert used > 0
+    assert model.card.classes[108:] == tuple(f"class {k}" for k in draws.classes.flatten())
+    found = directions(model.weight.detach())
+    torch.testing.assert_close(found, directions(carried.weights), rtol=1e-4, atol=1e-5)
 
 
 # --- scores ---

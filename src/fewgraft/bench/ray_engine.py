@@ -123,6 +123,9 @@ class RayEngine:
         if not chunks:
             return
         _ = bench.split_features(job).bank  # written once, before all workers want it
+        if self._crew is not None and self._crew.bench is not type(bench):
+            self._crew.dismiss()  # episodes and sessions have crews of their own
+            self._crew = None
         if self._crew is None:
             self._cluster.connect()
             self._crew = _Crew(self._ray, self._size(), type(bench))
@@ -163,7 +166,7 @@ class _Crew:
 
     def __init__(self, ray: Any, size: int, bench: type[Any]) -> None:
         self._ray = ray
-        self._bench = bench  # that every worker has
+        self.bench = bench  # that every worker has
         self._size = size
         self._actor = ray.remote(num_cpus=1)(Worker)
         self._free: list[Any] = []
@@ -207,7 +210,7 @@ class _Crew:
             self._asked[worker.chunk.remote(job, chunk)] = (worker, chunk)
         starting = len(self._asked) - len(self._in_hand())
         while starting < len(todo) and len(self._asked) + len(self._free) < self._size:
-            self._free.append(self._actor.remote(home_of_this_process(), self._bench))
+            self._free.append(self._actor.remote(home_of_this_process(), self.bench))
             self._call_the_roll()
             starting += 1
 
