@@ -98,7 +98,7 @@ class BesideBase(Method):
         best = direction_logits(task.unlabelled, novel, task.gamma).amax(-1)
         left = best > task.base_unlabelled.amax(-1)  # [E, U]
         parts = [
-            Part(episodes, rest, self.inner.fit(_novel_alone(task, episodes, rest, left)))
+            LearntPart(episodes, rest, self.inner.fit(_novel_alone(task, episodes, rest, left)))
             for episodes, rest in equally_many(task.unlabelled, left)
         ]
         return AnswersBeside(novel, Answers(task, parts), task.gamma, self)
@@ -127,7 +127,7 @@ def _novel_alone(task: Task, episodes: Tensor, unlabelled: Tensor, left: Tensor)
 
 
 @dataclass(frozen=True)
-class Part:
+class LearntPart:
     """What X learnt of some episodes."""
 
     episodes: Tensor  # [e]
@@ -144,7 +144,7 @@ class Answers:
     """What X says, computed once: tuning asks the same queries for every scale."""
 
     task: Task
-    parts: list[Part]
+    parts: list[LearntPart]
     kept: list[tuple[Queries, Tensor]] = field(default_factory=list)  # of the last queries
 
     def scores(self, queries: Queries) -> Tensor:
