@@ -4,7 +4,8 @@
 
 Per draw: 5 new classes, 5 foreign ones, all others old; 1 or 5 photos of each new class; a pile of
 200 photos, half of them new; no check photos. All ways see the same features. `joint` is the mean
-of old and new accuracy. An npz file holds features [n, d], labels [n] and, where some photos are
+of old and new accuracy. `--unknown` prints instead which photos the tool answers "unknown", with
+and without the pile. An npz file holds features [n, d], labels [n] and, where some photos are
 for training only, part [n] ("train" or not). Without a file it runs on Icons, through the network
 in the package.
 """
@@ -173,6 +174,25 @@ def compare(photos: PhotoSet, shots: int, draws: int, unlabelled: int, ways: Ite
         print(f"| {way} | {' | '.join(cells)} | {seconds[way] / draws:.0f} |", flush=True)
 
 
+def rejects(photos: PhotoSet, shots: int, draws: int, unlabelled: int) -> None:
+    """Print a table: the shares of old, new and foreign photos that the tool rejects."""
+    found: dict[str, list[list[float]]] = {"with the pile": [], "without": []}
+    x, y = photos.features, photos.labels
+    for seed in range(draws):
+        task = draw_task(photos, seed, shots, unlabelled)
+        v1 = fewgraft.FewgraftClassifier(unknown=True).fit(x[task.base], y[task.base])
+        for way, pile in zip(found, (x[task.unlabelled], None), strict=True):
+            v2 = v1.learn(x[task.support], y[task.support], unlabelled=pile)
+            asked = (task.old, task.new, task.foreign)
+            found[way].append([float((v2.predict(x[rows]) == "unknown").mean()) for rows in asked])
+    print(f"\n{photos.name}, {shots}-shot, {draws} draws: answered unknown, %\n")
+    print("| | old | new | foreign |")
+    print("|---|---:|---:|---:|")
+    for way, each in found.items():
+        cells = " | ".join(f"{share:.1f}" for share in 100 * np.mean(each, axis=0))
+        print(f"| {way} | {cells} |", flush=True)
+
+
 def _interval(differences: NDArray[np.float64]) -> str:
     spread = (
         1.96 * differences.std(ddof=1) / np.sqrt(len(differences)) if len(differences) > 1 else 0
@@ -216,6 +236,7 @@ def main() -> None:
     parser.add_argument("--shots", default="1,5")
     parser.add_argument("--unlabelled", type=int, default=200, help="photos in the pile")
     parser.add_argument("--tolerance", type=float, help="of the tool; its usual one if not given")
+    parser.add_argument("--unknown", action="store_true", help="what the tool rejects")
     parser.add_argument("--only", help="ways to compare, separated by commas; all if not given")
     asked = parser.parse_args()
     warnings.filterwarnings("ignore")  # of solvers that stop early and of classes with one photo
@@ -223,6 +244,9 @@ def main() -> None:
     ways = ["Fewgraft", *asked.only.split(",")] if asked.only else list(WAYS)
     for photos in photo_sets(asked.files):
         for shots in map(int, asked.shots.split(",")):
+            if asked.unknown:
+                rejects(photos, shots, asked.draws, asked.unlabelled)
+                continue
             compare(photos, shots, asked.draws, asked.unlabelled, dict.fromkeys(ways))
 
 

@@ -3,6 +3,7 @@
 A new reader is one more line of `READERS`; the tests and the campaign damage its files.
 """
 
+import argparse
 import dataclasses
 import json
 from collections.abc import Callable
@@ -26,11 +27,13 @@ from campaign.layouts import (
 )
 from fewgraft.app.features.cache import FeatureCache
 from fewgraft.app.features.given import labelled_photos, unlabelled_photos
-from fewgraft.backbones import backbone_spec, trained_backbone
+from fewgraft.backbones import backbone_spec, create_backbone, trained_backbone
+from fewgraft.bench.chosen_rows import NoRowsError
 from fewgraft.bench.report import read_figures, write_figure
 from fewgraft.bench.results import Results, Row
 from fewgraft.bench.runner import job_of
-from fewgraft.bench.tables import LAYOUTS, NoRowsError, build
+from fewgraft.bench.tables import LAYOUTS, build
+from fewgraft.checkpoints import read_checkpoint
 from fewgraft.data.build import Item, Source, build_store
 from fewgraft.data.parts import Part
 from fewgraft.data.pictures import PictureError, read_picture
@@ -255,6 +258,31 @@ def _read_head(folder: Path) -> None:
         with _refusal():
             read_head(f"{head}{tensor}", names, width=None)
     read_head(head, names)
+
+
+def _make_checkpoint_of_others(suffix: str) -> Callable[[Path], None]:
+    """A network inside a checkpoint, as training scripts save one."""
+
+    def make(folder: Path) -> None:
+        state = create_backbone("conv4").state_dict()
+        encoder = {f"module.encoder.{name}": tensor for name, tensor in state.items()}
+        if suffix == "safetensors":
+            flat = {f"model.{name}": tensor for name, tensor in encoder.items()}
+            save_file(flat, folder / "network.safetensors")
+            return
+        content = {"opt": argparse.Namespace(lr=0.1), "model": encoder, "epoch": 3}
+        new = suffix == "pth"
+        torch.save(content, folder / f"network.{suffix}", _use_new_zipfile_serialization=new)
+
+    return make
+
+
+def _read_checkpoint_of_others(folder: Path) -> None:
+    (file,) = folder.iterdir()
+    for name in ("conv4", "resnet12-tiny"):
+        with _refusal():
+            read_checkpoint(file, name)
+    read_checkpoint(f"{file}#model.module.encoder", "conv4")
 
 
 class _refusal:  # noqa: N801
@@ -485,6 +513,24 @@ READERS = (
     Reader("head in PyTorch's file", _make_head("pt", "names.json"), _read_head, 2),
     Reader("head in PyTorch's old file", _make_head("pth"), _read_head, 2),
     Reader("head in ONNX", _make_head("onnx"), _read_head, 2),
+    Reader(
+        "checkpoint of others in safetensors",
+        _make_checkpoint_of_others("safetensors"),
+        _read_checkpoint_of_others,
+        0.1,
+    ),
+    Reader(
+        "checkpoint of others",
+        _make_checkpoint_of_others("pth"),
+        _read_checkpoint_of_others,
+        0.15,
+    ),
+    Reader(
+        "checkpoint of others in the old format",
+        _make_checkpoint_of_others("ckpt"),
+        _read_checkpoint_of_others,
+        0.15,
+    ),
     Reader("recipe", _make_recipe, _read_recipe, 2),
     Reader("changes to a recipe", _make_settings, _read_settings),
     Reader("checkpoint", _make_checkpoint, _read_checkpoint, 2),

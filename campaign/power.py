@@ -35,7 +35,8 @@ def source(seed):
 _ROW = """
 from fewgraft.zoo import models_folder
 from fewgraft.bench.results import Results
-from fewgraft.bench.runner import Bench, Job, in_this_process, run_job
+from fewgraft.bench.runner import Bench, Job
+from fewgraft.bench.rows import in_this_process, run_job
 from fewgraft.episodes import EpisodeSettings
 settings = EpisodeSettings.paper("fsl", 1)
 job = Job("icons", "icons", "nearest-prototype", {}, settings, 2, models_folder("icons"))

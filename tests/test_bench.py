@@ -19,7 +19,8 @@ from by_hand import scores_by_hand
 from typer.testing import CliRunner
 
 from fewgraft.bench.results import Results
-from fewgraft.bench.runner import Bench, Job, jobs, makes_sense, rerun, run
+from fewgraft.bench.rows import run
+from fewgraft.bench.runner import Bench, Job, jobs, makes_sense, rerun
 from fewgraft.bench.tune import Candidate, combinations, over_coordinates, own_setting, tune
 from fewgraft.bench.tuned_recipe import entry_of
 from fewgraft.cli import app
@@ -382,8 +383,8 @@ def test_killed_in_the_midst_of_a_slow_row_it_goes_on(tmp_path: Path) -> None:
 
 def test_two_runs_on_one_folder_share_the_rows(tmp_path: Path) -> None:
     """Each row is there once, computed by one of them, and both end well."""
-    words = ["run", "icons", "--methods", "+pr,proposed", "--settings", "s2i", "--shots", "1,5"]
-    words += ["--episodes", "5", "--out", str(tmp_path / "results")]
+    words = ["run", "icons", "--methods", "+pr,+graph,+bd-cspn", "--settings", "s2i"]
+    words += ["--episodes", "60", "--out", str(tmp_path / "results")]
     both = [command(*words, home=tmp_path / "home") for _ in range(2)]
     said = [one.communicate() for one in both]
     assert [one.returncode for one in both] == [0, 0], said

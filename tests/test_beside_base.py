@@ -1,6 +1,7 @@
 """Methods of novel classes alone, beside base classes: against one episode and query at a time."""
 
 import dataclasses
+from typing import get_args
 
 import pytest
 import torch
@@ -8,8 +9,8 @@ from torch import Tensor
 
 from fewgraft.errors import FewgraftError
 from fewgraft.methods import method_spec, methods
-from fewgraft.methods.base import Method, Queries, Task
-from fewgraft.methods.beside_base import BesideBase
+from fewgraft.methods.base import Queries, Solution, Task
+from fewgraft.methods.beside_base import BesideBase, Decides
 from fewgraft.methods.soft_k_means import SoftKMeans
 from fewgraft.prototypes import directions
 
@@ -37,7 +38,7 @@ def problem() -> tuple[Task, Queries]:
     return task, Queries(queries, GAMMA * queries @ weights.T)
 
 
-def one_by_one(inner: Method, scale: float, task: Task, queries: Queries) -> Tensor:
+def one_by_one(method: BesideBase, task: Task, queries: Queries) -> Tensor:
     rows = []
     for e in range(EPISODES):
         own = [
@@ -53,22 +54,56 @@ def one_by_one(inner: Method, scale: float, task: Task, queries: Queries) -> Ten
             weights=torch.empty(0, WIDTH),
             numbers=task.numbers[e : e + 1],
         )
-        learnt = inner.fit(alone)
+        learnt = method.inner.fit(alone)
+
+        def scores(picture: Tensor, learnt: Solution = learnt) -> Tensor:
+            asked = Queries(picture[None, None], torch.empty(1, 1, 0))
+            return method.scale * learnt.logits(asked)[0, 0]
+
+        groups = [[support] for support in task.support[e]]
+        if method.decides == "means":
+            for u in own:
+                groups[int(scores(u).argmax())].append(u)
+        places = directions(torch.stack([torch.stack(group).mean(0) for group in groups]))
         for q in queries.features[e]:
-            scores = learnt.logits(Queries(q[None, None], torch.empty(1, 1, 0)))[0, 0]
-            shares = (scale * scores).exp() / (scale * scores).exp().sum()
-            evidence = (GAMMA * task.support[e] @ q).exp().sum()
-            novel = (evidence * shares).log()
-            rows.append(torch.cat([GAMMA * task.weights @ q, novel]))
+            novel = scores(q)
+            if method.decides != "scores":
+                shares = novel.exp() / novel.exp().sum()
+                novel = ((GAMMA * places @ q).exp().sum() * shares).log()
+            rows.append(torch.cat([GAMMA * task.weights @ q, novel + GAMMA * method.level]))
     return torch.stack(rows).view(EPISODES, -1, BASE + WAYS)
 
 
-@pytest.mark.parametrize("scale", [1.0, 0.3])
-def test_against_one_by_one(scale: float) -> None:
+@pytest.mark.parametrize("decides", get_args(Decides))
+@pytest.mark.parametrize(("scale", "level"), [(1.0, 0.0), (0.3, -0.2)])
+def test_against_one_by_one(decides: Decides, scale: float, level: float) -> None:
     task, queries = problem()
-    inner = SoftKMeans()
-    found = BesideBase(inner, scale).fit(task).logits(queries)
-    torch.testing.assert_close(found, one_by_one(inner, scale, task, queries))
+    method = BesideBase(SoftKMeans(), scale, decides, level)
+    found = method.fit(task).logits(queries)
+    torch.testing.assert_close(found, one_by_one(method, task, queries))
+
+
+def test_one_fit_serves_every_way_and_scale() -> None:
+    """What X said of other queries is not taken for an answer."""
+    task, queries = problem()
+    others = Queries(queries.features.flip(1), queries.base_logits.flip(1))
+    fitted = BesideBase(SoftKMeans()).fit(task)
+    for decides in get_args(Decides):
+        method = BesideBase(SoftKMeans(), 3.0, decides, 0.1)
+        solution = dataclasses.replace(fitted, config=method)
+        for asked in (queries, others, queries):
+            expected = method.fit(task).logits(asked)
+            torch.testing.assert_close(solution.logits(asked), expected)
+
+
+@pytest.mark.parametrize("decides", get_args(Decides))
+def test_nothing_left_of_unlabelled_pictures(decides: Decides) -> None:
+    task, queries = problem()
+    base = torch.full_like(task.base_unlabelled, 2 * GAMMA)
+    task = dataclasses.replace(task, base_unlabelled=base)
+    found = BesideBase(SoftKMeans(), 1.0, decides).fit(task).logits(queries)
+    plain = torch.cat([queries.base_logits, GAMMA * queries.features @ task.support.mT], -1)
+    torch.testing.assert_close(found, plain)
 
 
 def test_every_method_without_a_place_for_base_classes_has_a_row() -> None:
@@ -83,7 +118,7 @@ def test_every_method_without_a_place_for_base_classes_has_a_row() -> None:
 
 
 def test_hyper_parameters_come_back_from_a_row() -> None:
-    method = BesideBase(SoftKMeans()).changed(scale=3.0, inner={"steps": 7})
+    method = BesideBase(SoftKMeans()).changed(scale=3.0, decides="means", inner={"steps": 7})
     assert method.inner.steps == 7  # type: ignore[attr-defined]
     again = BesideBase(SoftKMeans()).changed(**dataclasses.asdict(method))
     assert again == method

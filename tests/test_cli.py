@@ -246,7 +246,7 @@ def test_a_file_in_the_way_is_an_error(run: Run, tmp_path: Path) -> None:
 def test_the_demo_shows_pictures_an_episode_and_a_table(run: Run, tmp_path: Path) -> None:
     result = run("demo", "--episodes", "4")
     assert result.returncode == 0, result.stderr
-    words = ("base/train", "novel/test", "s2i (test)", "FixMatch", "Proposed", "Acc", "Done in")
+    words = ("base/train", "novel/test", "s2i (test)", "With adaptation", "Acc", "Done in")
     for word in words:
         assert word in result.stdout
     assert "prefers-color-scheme" in (tmp_path / "fewgraft-demo" / "report.html").read_text()

@@ -17,7 +17,7 @@ from fewgraft.methods.transductive.dpgn import (
     class_scores,
     edge_loss,
 )
-from fewgraft.prototypes import directions
+from fewgraft.prototypes import directions, prototypes
 
 pytestmark = pytest.mark.numerical
 EPISODES, WAYS, WIDTH, UNLABELLED = 2, 3, 6, 7
@@ -61,7 +61,7 @@ class GraphByHand:
         mapped = {key: self.learnt[name] @ x for key, x in values.items()}
         seen = torch.stack([x for key, x in mapped.items() if counted(*key)])
         mean = seen.mean(0)
-        spread = ((seen - mean).square().mean(0) + 1e-5).sqrt()
+        spread = ((seen - mean).square().mean() + 1e-5).sqrt()
         scale, shift = self.learnt[f"{name}_scale"], self.learnt[f"{name}_shift"]
         return {key: (x - mean) / spread * scale + shift for key, x in mapped.items()}
 
@@ -210,6 +210,31 @@ def test_before_training_likeness_falls_with_distance() -> None:
     task, queries = novel_task(corners, torch.arange(3), near, near, learnt=learnt)
     found = DistributionPropagation().fit(task).logits(queries)
     assert found.argmax(-1).tolist() == [[0, 1, 2]]
+
+
+@pytest.mark.parametrize("shots", [1, 5])
+def test_before_training_it_is_no_worse_than_prototypes(shots: int) -> None:
+    """Of classes that overlap, every generation tells at least as many queries as prototypes do,
+    but for a few: small distances count as much as large ones.
+    """
+    rng = torch.Generator().manual_seed(1)
+    method, ways, d = DistributionPropagation(), 5, 16
+    centres = drawn(5, 20, ways, d)
+
+    def near(labels: Tensor, seed: int) -> Tensor:
+        return directions(centres[:, labels] + 1.2 * drawn(seed, 20, len(labels), d))
+
+    every = torch.arange(ways)
+    labels, asked = every.repeat(shots), every.repeat(10)
+    support, queries = near(labels, 6), near(asked, 8)
+    learnt = method.initial(drawn(9, 40, d), 10.0, shots, rng)
+    task, asking = novel_task(support, labels, near(asked, 7), queries, learnt=learnt)
+    cosines = queries @ prototypes(task.support, task.labels, ways).mT
+    plain = (cosines.argmax(-1) == asked).double().mean().item()
+    assert 0.5 < plain < 0.95
+    for state in method.generations(task, asking.features):
+        found = class_scores(state.point, task.labels, ways).argmax(-1)
+        assert (found == asked).double().mean().item() > plain - 0.05
 
 
 def test_a_class_with_more_supports_is_not_preferred() -> None:

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 import fewgraft
 from fewgraft import evaluation
 from fewgraft.bench.results import Results
-from fewgraft.bench.runner import Bench, jobs, run
+from fewgraft.bench.rows import run
+from fewgraft.bench.runner import Bench, jobs
 from fewgraft.data.parts import PARTS, Part
 from fewgraft.data.store import ImageStore
 from fewgraft.episodes import EpisodeSettings

@@ -26,10 +26,11 @@ LAYERS = (
     },
     {"data", "backbones"},
     {"border", "prototypes", "whitening", "augment", "model", "heads", "export"}
-    | {"devices", "runtime"},
-    {"zoo", "episodes", "metrics", "network", "pieces"},
+    | {"devices", "runtime", "weight_files", "checkpoints"},
+    {"zoo", "episodes", "metrics", "network", "pieces", "sessions", "session_scores"},
     {"methods"},
-    {"feature_bank", "feature_set", "imported", "split_features"},
+    {"feature_bank", "feature_set", "imported", "imported_model", "split_features"}
+    | {"session_features"},
     {"training"},
     {"evaluation"},
     {"bench", "app"},

@@ -216,7 +216,7 @@ def test_a_rehearsed_border_goes_by_the_photos_behind_a_prototype() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mistakes", "usual"), [(0.0, 0.003), (0.06, 0.004), (0.15, 0.01), (0.3, 0.02), (0.9, 0.02)]
+    ("mistakes", "usual"), [(0.0, 0.003), (0.06, 0.006), (0.1, 0.01), (0.2, 0.02), (0.9, 0.02)]
 )
 def test_a_classifier_that_is_nearly_always_right_may_lose_less(
     mistakes: float, usual: float
@@ -253,6 +253,28 @@ def test_old_classes_that_were_not_looked_at_keep_their_limit() -> None:
     chosen = unknown_below(before, enough, 0.05)
     assert chosen is not None
     assert chosen.pictures == 39
+
+
+def test_without_check_photos_the_limit_comes_down_to_where_new_photos_lay() -> None:
+    before = choose_threshold(torch.arange(100).float(), 0.05, "those of before")
+    learnt, left_out = make().learnt(), answered(9, 9, 9)
+    lowered = unknown_below(before, JudgedLesson(learnt, None, left_out, lowest=2.5), 0.05)
+    assert lowered == before.model_copy(update={"threshold": 2.5})
+    higher = JudgedLesson(learnt, None, left_out, lowest=before.threshold + 1)
+    assert unknown_below(before, higher, 0.05) == before, "and is never raised"
+    assert unknown_below(None, JudgedLesson(learnt, None, left_out, lowest=2.5), 0.05) is None
+
+
+def test_a_lesson_knows_the_lowest_best_score_of_its_shift() -> None:
+    learnt = make().learnt(with_unlabelled=False)
+    rehearsed = BORDER.without_unlabelled.model_copy(update={"lowest": (0.1, 0.2, 0.4)})
+    border = BORDER.model_copy(update={"without_unlabelled": rehearsed})
+    nothing = torch.empty(0, learnt.known.weights.shape[1])
+    asked = seen(learnt, nothing, torch.empty(0, dtype=torch.long))
+    bordering = Bordering(border, 0.02)
+    expected = np.interp(bordering._shift(asked), border.shifts, (0.1, 0.2, 0.4))
+    assert bordering.of(asked).lowest == pytest.approx(learnt.known.gamma * expected)
+    assert Bordering(BORDER, 0.02).of(asked).lowest is None, "a card of an earlier version"
 
 
 def test_unknown_rejects_no_more_than_it_may() -> None:

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 import fewgraft
 from campaign.material import RECIPE, make_colours
 from fewgraft.bench.results import Results
-from fewgraft.bench.runner import Bench, Job, run
+from fewgraft.bench.rows import run
+from fewgraft.bench.runner import Bench, Job
 from fewgraft.cli import app
 from fewgraft.data.parts import Part
 from fewgraft.data.store import ImageStore

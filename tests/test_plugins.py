@@ -10,7 +10,8 @@ import pytest
 
 from fewgraft.bench.comparison import compare, comparison_table
 from fewgraft.bench.results import Results
-from fewgraft.bench.runner import Bench, job_of, jobs, rerun, run
+from fewgraft.bench.rows import run
+from fewgraft.bench.runner import Bench, job_of, jobs, rerun
 from fewgraft.bench.table_formats import FORMATS
 from fewgraft.bench.tables import build
 from fewgraft.errors import FewgraftError

@@ -12,7 +12,8 @@ import torch
 from typer.testing import CliRunner
 
 from fewgraft.bench.process_engine import ProcessEngine
-from fewgraft.bench.runner import Bench, Job, in_this_process
+from fewgraft.bench.rows import in_this_process
+from fewgraft.bench.runner import Bench, Job
 from fewgraft.cli import app
 from fewgraft.episodes import EpisodeSettings
 from fewgraft.errors import FewgraftError

@@ -20,7 +20,8 @@ import torch
 from fewgraft.bench import ray_engine as module
 from fewgraft.bench.ray_engine import Greeting, RayEngine, check_versions, ray_engine
 from fewgraft.bench.results import Results
-from fewgraft.bench.runner import Bench, Job, in_this_process, run, versions
+from fewgraft.bench.rows import in_this_process, run, versions
+from fewgraft.bench.runner import Bench, Job
 from fewgraft.episodes import EpisodeSettings
 from fewgraft.errors import FewgraftError
 from fewgraft.metrics import Scores

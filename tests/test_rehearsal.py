@@ -268,15 +268,43 @@ def test_photos_in_fewer_dimensions_rehearse_the_same(monkeypatch: pytest.Monkey
     np.testing.assert_allclose(border.shares, expected.shares, atol=0.01)
 
 
-def test_held_out_photos_are_neighbours_and_never_all() -> None:
+def test_held_out_photos_are_neighbours_and_a_draw_and_never_all() -> None:
     features, labels = photos(6, 10)
     features[:5] += 100.0  # half of a class is a series of its own
-    held = rehearsal._held_out(features, labels, torch.Generator().manual_seed(0))
-    assert torch.bincount(labels[held]).tolist() == [3] * 6
-    series = held[:5].sum().item()
-    assert series in (0, 3), "a series stays together"
+    series, drawn = rehearsal._held_out(features, labels, torch.Generator().manual_seed(0))
+    assert not (series & drawn).any()
+    assert torch.bincount(labels[series]).tolist() == [2] * 6
+    assert torch.bincount(labels[drawn]).tolist() == [1] * 6
+    assert series[:5].sum().item() in (0, 2), "a series stays together"
     single = torch.arange(4)
-    assert not rehearsal._held_out(features[:4], single, torch.Generator()).any()
+    assert not any(h.any() for h in rehearsal._held_out(features[:4], single, torch.Generator()))
+
+
+def test_the_limit_is_that_of_the_harder_half_of_held_out_photos() -> None:
+    done = Rehearsal()
+    done.cosines = [torch.linspace(0, 1, 101)[:, None], torch.linspace(0.5, 1, 101)[:, None]]
+    done.series = [torch.zeros(101, dtype=torch.bool), torch.ones(101, dtype=torch.bool)]
+    assert done.limit() == pytest.approx(0.05)
+    done.series.reverse()
+    assert done.limit() == pytest.approx(0.05), "whichever half it is"
+    done.cosines, done.series = done.cosines[1:], [torch.ones(101, dtype=torch.bool)]
+    assert done.limit() == pytest.approx(0.525), "where all are of one kind"
+
+
+def test_the_lowest_best_scores_of_new_photos_against_a_loop() -> None:
+    done = rehearsed(*photos(9, 12), 9)
+    border = done.border()
+    assert border is not None
+    lessons = [one for own in done.plain.values() for one in own]
+    for place in (0, 20, 48):
+        best = []
+        for one in lessons:
+            start = border.bias(one.counts.tolist())
+            for old, novel in zip(one.new_best.tolist(), one.new_novel.tolist(), strict=True):
+                pushed = [n + b + border.shifts[place] for n, b in zip(novel, start, strict=True)]
+                best.append(max(old, *pushed))
+        expected = np.quantile(best, 0.05)
+        assert border.without_unlabelled.lowest[place] == pytest.approx(expected, abs=2e-5)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from fewgraft.bench import report
+from fewgraft.bench.chosen_rows import Choice
 from fewgraft.bench.ratio import Curve, Sweep, Swept, draw_sweeps
 from fewgraft.bench.report import (
     RATIO,
@@ -34,9 +35,10 @@ from fewgraft.bench.report import (
 )
 from fewgraft.bench.report_page import page, summary, table, thumbnail
 from fewgraft.bench.results import Results, Row
-from fewgraft.bench.runner import Bench, job_of, jobs, run
+from fewgraft.bench.rows import run
+from fewgraft.bench.runner import Bench, job_of, jobs
 from fewgraft.bench.table_formats import without_constants
-from fewgraft.bench.tables import Choice, build
+from fewgraft.bench.tables import build
 from fewgraft.cli import bench_figures
 from fewgraft.data.store import ImageStore
 from fewgraft.errors import FewgraftError

@@ -18,9 +18,11 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
+from fewgraft.bench.chosen_rows import Choice, NoRowsError
 from fewgraft.bench.comparison import compare, comparison_table
 from fewgraft.bench.results import Results, Row, row_id
-from fewgraft.bench.runner import Bench, jobs, run
+from fewgraft.bench.rows import run
+from fewgraft.bench.runner import Bench, jobs
 from fewgraft.bench.table_formats import (
     FORMATS,
     footnoted,
@@ -32,9 +34,7 @@ from fewgraft.bench.table_formats import (
 from fewgraft.bench.tables import (
     LAYOUTS,
     Cell,
-    Choice,
     Column,
-    NoRowsError,
     Section,
     Table,
     build,

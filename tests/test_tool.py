@@ -124,6 +124,16 @@ def test_three_commands_and_three_more(run: Run, photos: Path, tmp_path: Path) -
     one = run("predict", "v2", next((photos / "inbox").iterdir()))
     assert one.returncode == 0
     assert len(one.stdout.splitlines()) == 1
+    # Where nothing is good enough, a class is named for each photo on request.
+    content = json.loads((tmp_path / "v2" / "model.json").read_text())
+    content["unknown"]["threshold"] = 1e6
+    (tmp_path / "v2" / "model.json").write_text(json.dumps(content))
+    usual, named = (
+        [line.split("\t")[1] for line in done.stdout.splitlines()]
+        for done in (run("predict", "v2", photos / "inbox", *m) for m in ((), ("--no-unknown",)))
+    )
+    assert set(usual) == {"unknown"}
+    assert named == [row["best"] for row in rows]
 
 
 def test_foreign_photos_measure_unknown(photos: Path, run: Run, tmp_path: Path) -> None:

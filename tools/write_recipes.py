@@ -24,7 +24,8 @@ again. -->
 
 A recipe is a TOML file that says all that a training run does and with which hyper-parameters its
 models are evaluated. `fewgraft train --init photos --data birds > birds.toml` writes one to start
-from; those in the package (`icons`, `cifar-fs`, `mini-imagenet`, `tiered-imagenet`) are in
+from; those in the package (`icons`, `cifar-fs`, `cifar-100-sessions`, `mini-imagenet`,
+`tiered-imagenet`) are in
 [src/fewgraft/recipes](../src/fewgraft/recipes). `--set pretraining.steps=100` changes a setting for
 one run. A setting that does not exist, or a value out of its range, is an error that names it.
 """

@@ -22,6 +22,7 @@ class Tradeoff(BaseModel):
     lost: tuple[Share, ...]  # of the old photos: right without the new classes, wrong with them
     error: tuple[Share, ...]  # the standard error of that
     found: tuple[Share, ...]  # of the new photos
+    lowest: tuple[Cosine, ...] = ()  # the best score that 95 % of the new photos reach
 
 
 class Border(BaseModel):
@@ -51,6 +52,8 @@ class Border(BaseModel):
         curves = (self.without_unlabelled, *self.with_unlabelled)
         if any({len(c.lost), len(c.error), len(c.found)} != {len(self.shifts)} for c in curves):
             raise ValueError("curves need one number per shift")
+        if {len(c.lowest) for c in curves} not in ({0}, {len(self.shifts)}):
+            raise ValueError("lowest scores: one per shift in every curve, or none at all")
         return self
 
     def bias(self, counts: Sequence[float]) -> list[float]:
@@ -66,7 +69,7 @@ class Border(BaseModel):
                 float(np.interp(share, self.shares, column))
                 for column in zip(*(getattr(c, name) for c in self.with_unlabelled), strict=True)
             )
-            for name in ("lost", "error", "found")
+            for name in ("lost", "error", "found", "lowest")
         }
         return Tradeoff(**columns)
 

@@ -223,8 +223,15 @@ class Pools:
         """The pools of a store's val, test or train parts.
 
         A store without novel/train classes rehearses: each training episode takes some base classes
-        for novel ones, and draws its base pictures from the other classes.
+        for novel ones, and draws its base pictures from the other classes. One without novel/val
+        classes validates on base/val rotated.
         """
+        if split == "val" and store.validates_on_base:
+            return cls.rotated(store, split)
+        return cls._of_parts(store, split)
+
+    @classmethod
+    def _of_parts(cls, store: ImageStore, split: str) -> Self:
         rehearsal = split == "train" and store.rehearses_on_base
         base = store.indices(Part(f"base/{split}"))
         return cls(
@@ -237,14 +244,14 @@ class Pools:
         )
 
     @classmethod
-    def rotated(cls, store: ImageStore) -> Self:
-        """Training pools whose novel classes are the base classes, rotated.
+    def rotated(cls, store: ImageStore, split: str = "train") -> Self:
+        """Pools of train or val whose novel classes are the base classes, rotated.
 
         Each base class, rotated by one, two or three quarters, is a class that W_b has no row for.
         Picture i rotated by q quarters has the index q·n + i, n pictures being in the store.
         """
-        whole = cls.of(store, "train")
-        upright = store.by_class(Part.BASE_TRAIN)
+        whole = cls._of_parts(store, split)
+        upright = store.by_class(Part(f"base/{split}"))
         first, n = len(store.classes), len(store)
         novel = {
             first + (quarters - 1) * whole.n_base + label: pictures + quarters * n
@@ -256,6 +263,14 @@ class Pools:
     def name(self, label: int) -> str:
         """A class for a message."""
         return f"'{self.names[label]}'" if self.names else f"number {label}"
+
+
+def split_pictures(store: ImageStore, split: str) -> Indices:
+    """All pictures that the val or test episodes of a store may draw, those of base first."""
+    base, novel = (store.indices(Part(f"{kind}/{split}")) for kind in ("base", "novel"))
+    if split == "val" and store.validates_on_base:
+        return np.concatenate([base + quarters * len(store) for quarters in range(4)])
+    return np.concatenate([base, novel])
 
 
 @dataclass(frozen=True)

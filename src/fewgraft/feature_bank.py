@@ -6,7 +6,7 @@ whatever changes has another name, so that a stale bank is never used.
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -83,6 +83,19 @@ def feature_lengths(
     return torch.from_numpy(_kept(model, store, pictures, root, LENGTHS))[:, 0]
 
 
+def keep_features(
+    model: CosineModel,
+    store: ImageStore,
+    pictures: Indices,
+    features: Tensor,
+    root: Path | None = None,
+) -> None:
+    """Put features [m, d] of these pictures, of any length, where `feature_bank` looks for them."""
+    folder = (root or bank_root()) / _key(model, store, pictures, KIND)
+    with writing(folder), replacing_folder(folder) as work:
+        np.save(work / "features.npy", directions(features).numpy())
+
+
 def _kept(
     model: CosineModel, store: ImageStore, pictures: Indices, root: Path | None, kind: str
 ) -> NDArray[np.float32]:
@@ -123,17 +136,26 @@ def _key(model: CosineModel, store: ImageStore, pictures: Indices, kind: str) ->
 def _compute(
     model: CosineModel, store: ImageStore, pictures: Indices, path: Path, kind: str
 ) -> None:
-    shown = "features" if kind == KIND else kind
     kept, width = (directions, model.card.width) if kind == KIND else (_lengths, 1)
     features = np.lib.format.open_memmap(
         path, mode="w+", dtype=np.float32, shape=(len(pictures), width)
     )
+    shown = "features" if kind == KIND else kind
+    for start, some in embedded(
+        model, store, pictures, f"{shown} of {model.card.stage or 'model'}"
+    ):
+        features[start : start + len(some)] = kept(some).numpy()
+    features.flush()
+
+
+def embedded(
+    model: CosineModel, store: ImageStore, pictures: Indices, shown: str
+) -> Iterator[tuple[int, Tensor]]:
+    """Features [m, d] of some pictures at a time, and how many came before; with progress."""
     embed = _by_torch(model) if model.card.size <= BY_TORCH else _by_runtime(model, len(pictures))
     starts = range(0, len(pictures), PICTURES_AT_A_TIME)
-    for start in track(starts, f"{shown} of {model.card.stage or 'model'}", len(starts)):
-        some = pictures[start : start + PICTURES_AT_A_TIME]
-        features[start : start + len(some)] = kept(embed(pixels_of(store, some))).numpy()
-    features.flush()
+    for start in track(starts, shown, len(starts)):
+        yield start, embed(pixels_of(store, pictures[start : start + PICTURES_AT_A_TIME]))
 
 
 def _lengths(features: Tensor) -> Tensor:

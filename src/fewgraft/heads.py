@@ -4,31 +4,26 @@ Read from safetensors, an ONNX file or a torch state dict. Only directions count
 classifier: biases are dropped, and a linear head answers a little differently without them.
 """
 
-import contextlib
-import itertools
 import json
-import pickletools
-import zipfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from fewgraft.errors import FewgraftError, reading
 from fewgraft.extras import extra
 from fewgraft.parsing import read_text
+from fewgraft.weight_files import (
+    STATE_DICTS,
+    Tensors,
+    file_and_name,
+    is_whole,
+    read_tensors,
+)
 
-STATE_DICTS = (".pt", ".pth", ".bin", ".ckpt")
 SUFFIXES = (".safetensors", ".onnx", *STATE_DICTS)
-
-LONGEST_NAME = 10_000  # characters of what a state dict names
-OLD_PROGRAMS = 5  # magic number, version, system, state dict, keys of its tensors
-
-Tensors = Mapping[str, Tensor]
 
 
 def read_head(
@@ -40,7 +35,7 @@ def read_head(
     if that is given); `names` is a text file with one name per line, or a JSON list. Biases are
     dropped.
     """
-    file, tensor = _parsed(path)
+    file, tensor = file_and_name(path)
     classes = read_names(names)
     shape = f"[{len(classes)}, {width or 'd'}]"
     tensors = _tensors(file, last=not tensor)
@@ -79,77 +74,16 @@ def read_names(path: Path) -> tuple[str, ...]:
     return tuple(counts)
 
 
-def _parsed(path: str | Path) -> tuple[Path, str]:
-    if Path(path).exists():  # a file may have a # in its name
-        return Path(path), ""
-    file, _, tensor = str(path).partition("#")
-    return Path(file), tensor
-
-
 def _tensors(file: Path, last: bool) -> Tensors:
     """All that could be class weights, by name; of a graph, `last` asks for its last layer only."""
     if not file.is_file():
         raise FewgraftError(f"{file} is not a file")
     if file.suffix not in SUFFIXES:
         raise FewgraftError(f"{file} is of no known kind", f"Known: {', '.join(SUFFIXES)}")
-    kind = "PyTorch weights" if file.suffix in STATE_DICTS else file.suffix[1:]
-    with reading(file, f"file of {kind}"):
-        if file.suffix == ".safetensors":
-            return load_file(file)
-        if file.suffix == ".onnx":
-            return _of_graph(extra("onnx", "onnx"), file, last)
-        _refuse_packed(file)
-        _refuse_long_names(file)
-        return dict(_flat(torch.load(file, map_location="cpu", weights_only=True)))
-
-
-def _refuse_packed(file: Path) -> None:
-    """torch packs nothing: an archive that unpacks to more than it is was made to fill memory."""
-    if not zipfile.is_zipfile(file):
-        return
-    with zipfile.ZipFile(file) as archive:
-        if sum(member.file_size for member in archive.infolist()) > file.stat().st_size:
-            raise ValueError("it would unpack to more than its size")
-
-
-def _refuse_long_names(file: Path) -> None:
-    """torch searches the message that names what it refuses, in time that is quadratic in it."""
-    for pickle in _pickles(file):
-        with contextlib.suppress(ValueError, IndexError):  # torch says what is wrong with it
-            for _, argument, _ in itertools.chain.from_iterable(_programs(pickle)):
-                if isinstance(argument, str | bytes) and len(argument) > LONGEST_NAME:
-                    raise FewgraftError(f"{file} holds a name of {len(argument):,} characters")
-
-
-def _pickles(file: Path) -> Iterator[IO[bytes]]:
-    """The programs of a file: members of an archive or, as torch wrote before, its beginning."""
-    if not zipfile.is_zipfile(file):
-        with file.open("rb") as old:
-            yield old
-        return
-    with zipfile.ZipFile(file) as archive:
-        for member in archive.namelist():
-            if member.endswith(".pkl"):
-                with archive.open(member) as own:
-                    yield own
-
-
-def _programs(pickle: IO[bytes]) -> Iterator[Iterator[Any]]:
-    """One after the other; an old file has a few, and the numbers of its tensors behind them."""
-    for _ in range(OLD_PROGRAMS):
-        yield pickletools.genops(pickle)
-
-
-def _flat(content: Any) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a state dict, which is often one entry of a larger one; each dict once."""
-    waiting, seen = [("", content)], set[int]()
-    while waiting:
-        prefix, one = waiting.pop(0)
-        if isinstance(one, Tensor):
-            yield prefix, one
-        elif isinstance(one, dict) and id(one) not in seen:
-            seen.add(id(one))
-            waiting += [(f"{prefix}.{key}" if prefix else str(key), v) for key, v in one.items()]
+    if file.suffix != ".onnx":
+        return read_tensors(file)
+    with reading(file, "file of onnx"):
+        return _of_graph(extra("onnx", "onnx"), file, last)
 
 
 def _of_graph(onnx: Any, file: Path, last: bool) -> Tensors:
@@ -180,11 +114,8 @@ def _as_tensor(onnx: Any, value: Any) -> Tensor:
 
 
 def _class_weights(value: Tensor, classes: int, width: int | None) -> Tensor | None:
-    """The tensor as float32 [K, d] if it can be class weights; [K, d, 1, 1] is a convolution's.
-
-    One that shows few numbers many times is none: it would be far larger than its file.
-    """
-    if value.layout != torch.strided or value.untyped_storage().nbytes() < value.nbytes:
+    """The tensor as float32 [K, d] if it can be class weights; [K, d, 1, 1] is a convolution's."""
+    if not is_whole(value):
         return None
     if value.ndim == 4 and value.shape[2:] == (1, 1):
         value = value.flatten(1)

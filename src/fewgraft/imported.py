@@ -7,7 +7,7 @@ W_b, a card, and a recipe, which names no training that was done but holds what 
 import hashlib
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from fewgraft.data.parts import Part
 from fewgraft.devices import CPU
 from fewgraft.draws import KeyStream
-from fewgraft.episodes import EpisodeSettings, sample_episodes
+from fewgraft.episodes import EpisodeSettings, Pools, sample_episodes
 from fewgraft.errors import FewgraftError, reading, writing
 from fewgraft.feature_set import FeatureSet
 from fewgraft.files import replacing_folder
@@ -35,11 +35,11 @@ GAMMAS = (5.0, 10.0, 20.0, 40.0, 80.0)
 EPISODES, SEED = 100, 3  # of validation, to choose γ
 SHARES = (0.6, 0.8)  # base pictures up to the first are train, up to the second val, then test
 _RECIPE = """\
-# {name}: imported features. Nothing is trained; `fewgraft bench tune {name} --write` adds what it
-# finds for methods.
+# {name}: imported. Nothing is trained; `fewgraft bench tune {name} --write` adds what it finds for
+# methods.
 name = "{name}"
-data = "{name}"
-backbone = "resnet12"
+data = {data}
+backbone = {backbone}
 
 [pretraining]
 steps = 1
@@ -88,8 +88,13 @@ def import_features(features: FeatureSet, name: str, backbone: str = "imported")
     with writing(folder), replacing_folder(folder) as work:
         (work / ARRAYS).write_bytes(packed.getvalue())
         (work / CARD).write_text(card.model_dump_json(indent=1))
-        (work / RECIPE).write_text(_RECIPE.format(name=name))
+        (work / RECIPE).write_text(import_recipe(name, name, "resnet12"))
     return folder
+
+
+def import_recipe(name: str, data: str, backbone: str) -> str:
+    """A recipe in which nothing is trained."""
+    return _RECIPE.format(name=name, data=json.dumps(data), backbone=json.dumps(backbone))
 
 
 def is_import(folder: Path) -> bool:
@@ -220,24 +225,36 @@ def parts_of(labels: NDArray[Any], novel: dict[str, NDArray[Any]]) -> NDArray[An
 
 
 def choose_gamma(features: FeatureSet, shots: Sequence[int] = (1, 5)) -> dict[float, float]:
-    """Joint accuracy of refinement on validation episodes by γ; the best becomes the features'.
+    """Joint accuracy of refinement on validation episodes by γ; the best becomes the features'."""
+
+    def with_gamma(gamma: float) -> EpisodeFeatures:
+        features.gamma = gamma
+        return features.of_split("val", CPU)
+
+    found = accuracy_by_gamma(features.pools("val"), with_gamma, shots)
+    features.gamma = max(found, key=lambda gamma: found[gamma])
+    return found
+
+
+def accuracy_by_gamma(
+    pools: Pools, with_gamma: Callable[[float], EpisodeFeatures], shots: Sequence[int] = (1, 5)
+) -> dict[float, float]:
+    """Joint accuracy of refinement on validation episodes by γ.
 
     Foreign features may have any scale: how far apart cosines are differs from network to network.
     """
     settings = [EpisodeSettings.paper("s2i", k, split="val", seed=SEED) for k in shots]
     try:
-        drawn = [sample_episodes(features.pools("val"), one, EPISODES) for one in settings]
+        drawn = [sample_episodes(pools, one, EPISODES) for one in settings]
     except FewgraftError as error:
         raise FewgraftError(
             f"γ cannot be chosen on validation episodes: {error.problem}", "Give it with --gamma."
         ) from None
     found = {}
     for gamma in GAMMAS:
-        features.gamma = gamma
-        there = features.of_split("val", CPU)
+        there = with_gamma(gamma)
         scores = [there.scores(PrototypeRefinement(), *episodes) for episodes in drawn]
         found[gamma] = sum(one.acc.mean().item() for one in scores) / len(scores)
-    features.gamma = max(found, key=lambda gamma: found[gamma])
     return found
 
 

@@ -8,11 +8,16 @@ what the two groups of classes take from each other; Δ is their mean, and neare
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 NAN = float("nan")
+S = TypeVar("S", bound="DataclassInstance")  # scores: a dataclass of tensors, episodes first
 
 
 @dataclass(frozen=True)
@@ -106,11 +111,12 @@ def _mean_where(right: Tensor, chosen: Tensor) -> Tensor:
     return (right & chosen).sum(-1).double() / chosen.sum(-1).double()
 
 
-def join_scores(chunks: Iterable[Scores]) -> Scores:
+def join_scores(chunks: Iterable[S]) -> S:
     """The scores of consecutive chunks of episodes as one."""
     parts = list(chunks)
-    names = [field.name for field in fields(Scores)]
-    return Scores(**{name: torch.cat([getattr(p, name) for p in parts]) for name in names})
+    kind = type(parts[0])
+    names = [field.name for field in fields(kind)]
+    return kind(**{name: torch.cat([getattr(p, name) for p in parts]) for name in names})
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,8 @@ class RayCluster:
         except (OSError, ValueError, RuntimeError, self.ray.exceptions.RayError) as error:
             raise FewgraftError(
                 f"cannot join a Ray cluster at {address}: {error}",
-                "Start one with `ray start --head`; if it wants a token, set RAY_AUTH_MODE=token.",
+                "Start one with `ray start --head`; if it has a token, set RAY_AUTH_MODE=token and "
+                "the same RAY_AUTH_TOKEN as there.",
             ) from None
 
     def close(self, *, lost: bool = False) -> None:

@@ -18,7 +18,14 @@ from torch import Tensor
 from fewgraft.data.parts import Part
 from fewgraft.data.store import ImageStore
 from fewgraft.draws import Indices, KeyStream
-from fewgraft.episodes import Episodes, EpisodeSettings, Pools, QueryLabels, sample_episodes
+from fewgraft.episodes import (
+    Episodes,
+    EpisodeSettings,
+    Pools,
+    QueryLabels,
+    sample_episodes,
+    split_pictures,
+)
 from fewgraft.errors import FewgraftError
 from fewgraft.feature_bank import FeatureBank, feature_bank, feature_lengths
 from fewgraft.methods.base import LearntTensors, Method, Queries, Task, TaskPictures
@@ -269,8 +276,7 @@ class SplitFeatures(EpisodeFeatures):
         return self.places(torch.from_numpy(base_pictures(self.store)))
 
     def _pictures(self) -> Indices:
-        kinds = ("base", "novel")
-        return np.concatenate([self.store.indices(Part(f"{k}/{self.split}")) for k in kinds])
+        return split_pictures(self.store, self.split)
 
     @property
     def data(self) -> str:

@@ -5,10 +5,11 @@ from pathlib import Path
 
 from fewgraft.errors import FewgraftError, nearest
 from fewgraft.home import imports_root
-from fewgraft.model import CosineModel, load_model
+from fewgraft.model import CosineModel, load_model, read_card
 
 ZOO = Path(str(resources.files("fewgraft") / "zoo_models"))
 CHECKOUT_ZOO = ZOO.parents[2] / "zoo"  # where this is a source tree
+IMPORTED = "imported"  # the stage of a model that others trained
 IN_SOURCE_TREE = ("cifar-fs",)  # models that are too large for the package
 
 
@@ -33,8 +34,16 @@ def where_to_get(name: str, option: str = "--models ") -> str:
     return f"The project's source tree has them: pass {option}SOURCE/zoo/{name}. {train}"
 
 
+def is_imported_model(folder: Path) -> bool:
+    """Whether a folder is itself a model, of others, that stands for every stage of training."""
+    path = folder / "model.json"
+    return path.is_file() and read_card(path).stage == IMPORTED
+
+
 def stage_model(folder: Path, stage: str) -> CosineModel:
-    """One of the models of a folder that holds one per stage."""
+    """One of the models of a folder that holds one per stage, or the model of an import."""
+    if is_imported_model(folder):
+        return load_model(folder)
     if not (folder / stage / "model.json").is_file():
         raise FewgraftError(
             f"{folder} has no model '{stage}'", "It is the folder of a `fewgraft train` run."

@@ -52,7 +52,7 @@ class FewgraftClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         steps: How often prototypes are refined with unlabelled examples; None: as was rehearsed.
         alpha: How far a prototype moves to its new estimate (α), with `steps`.
         tolerance: Share of their examples that old classes may lose to new ones. None: one for
-            every 15 that were mistaken in rehearsal, from 0.003 to 0.02.
+            every 10 that were mistaken in rehearsal, from 0.003 to 0.02.
         unknown: Whether `predict` may answer "unknown"; labels must be strings then.
         keep: Whether features of photos are kept on disk.
         device: Where the network is computed: "auto", "cpu", "cuda" or "mps". None leaves a

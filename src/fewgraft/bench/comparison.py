@@ -3,20 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fewgraft.bench.results import Results, Row
-from fewgraft.bench.tables import (
+from fewgraft.bench.chosen_rows import (
     FACTS,
     SHOTS,
-    Cell,
-    Column,
     Entry,
-    Section,
-    Table,
     different_values,
-    number_text,
     refuse_several_runs,
-    title_of,
 )
+from fewgraft.bench.results import Results, Row
+from fewgraft.bench.tables import Cell, Column, Section, Table, number_text, title_of
 from fewgraft.errors import FewgraftError, nearest
 from fewgraft.metrics import NAMES, Interval, Paired, interval, paired
 

@@ -7,18 +7,17 @@ those of `in_this_process` after `torch.set_num_threads(1)`, however many proces
 
 import multiprocessing
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from functools import cache
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 
-from fewgraft.bench.runner import Bench, Job
+from fewgraft.bench.rows import AnyBench, BenchJob, J, R, S
 from fewgraft.errors import FewgraftError
-from fewgraft.metrics import Scores
 
 THREADS = 1  # of each process
 
@@ -36,8 +35,8 @@ class ProcessEngine:
         self._pool: ProcessPoolExecutor | None = None
 
     def __call__(
-        self, bench: Bench, job: Job, chunks: Sequence[range]
-    ) -> Iterator[tuple[range, Scores]]:
+        self, bench: AnyBench[J, R, S], job: J, chunks: Sequence[range]
+    ) -> Iterator[tuple[range, S]]:
         """Chunks with their scores, in the order in which they are finished."""
         if not chunks:
             return
@@ -46,9 +45,10 @@ class ProcessEngine:
             # A fork would share locks of the threads that PyTorch has started.
             spawn = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(self._size, spawn, torch.set_num_threads, (THREADS,))
-        asked: dict[Future[Scores], range] = {}
+        asked: dict[Future[Any], range] = {}
         try:
-            asked |= {self._pool.submit(_scores, job, chunk): chunk for chunk in chunks}
+            kind = type(bench)
+            asked |= {self._pool.submit(_scores, kind, job, chunk): chunk for chunk in chunks}
             for answer in as_completed(asked):
                 yield asked[answer], answer.result()
         except BrokenProcessPool:
@@ -83,10 +83,10 @@ class ProcessEngine:
 
 
 @cache
-def _bench() -> Bench:
-    """Data, models and episodes of this process."""
-    return Bench()
+def _bench(kind: Callable[[], Any]) -> Any:
+    """Data, models and draws of this process."""
+    return kind()
 
 
-def _scores(job: Job, chunk: range) -> Scores:
-    return _bench().chunk(job, chunk)
+def _scores(kind: Callable[[], Any], job: BenchJob, chunk: range) -> Any:
+    return _bench(kind).chunk(job, chunk)

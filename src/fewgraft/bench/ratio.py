@@ -19,7 +19,8 @@ from rich import box
 from rich.table import Table
 
 from fewgraft.bench.results import Results, Row
-from fewgraft.bench.runner import Bench, Engine, in_this_process, jobs, makes_sense, run
+from fewgraft.bench.rows import Engine, in_this_process, run
+from fewgraft.bench.runner import Bench, jobs, makes_sense
 from fewgraft.episodes import EpisodeSettings, Pools, check_pools
 from fewgraft.errors import FewgraftError
 from fewgraft.methods import method_spec

@@ -24,9 +24,9 @@ from typing import Any, Self
 
 import torch
 
-from fewgraft.bench.runner import Bench, Job, versions
+from fewgraft.bench.rows import AnyBench, BenchJob, J, R, S, versions
+from fewgraft.bench.runner import Bench
 from fewgraft.errors import FewgraftError
-from fewgraft.metrics import Scores
 from fewgraft.ray_cluster import RayCluster, home_of_this_process
 
 THREADS = 1  # of each worker
@@ -88,17 +88,17 @@ def _is_there(ray: Any) -> bool:
 class Worker:
     """What runs in each process of the cluster."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], bench: type[Any] = Bench) -> None:
         os.environ.update(environment)
         torch.set_num_threads(THREADS)
-        self._bench = Bench()
+        self._bench = bench()
 
     def greet(self) -> Greeting:
         """Say that this process is ready."""
         return Greeting(os.getpid(), socket.gethostname(), versions())
 
-    def chunk(self, job: Job, chunk: range) -> Scores:
-        """Scores of consecutive episodes."""
+    def chunk(self, job: BenchJob, chunk: range) -> Any:
+        """Scores of consecutive episodes or draws."""
         features = self._bench.split_features(job)
         with contextlib.suppress(OSError):  # of two workers that write one bank, one comes too late
             _ = features.bank
@@ -117,18 +117,20 @@ class RayEngine:
         self._crew: _Crew | None = None
 
     def __call__(
-        self, bench: Bench, job: Job, chunks: Sequence[range]
-    ) -> Iterator[tuple[range, Scores]]:
+        self, bench: AnyBench[J, R, S], job: J, chunks: Sequence[range]
+    ) -> Iterator[tuple[range, S]]:
         """Chunks with their scores, in the order in which they are finished."""
         if not chunks:
             return
         _ = bench.split_features(job).bank  # written once, before all workers want it
+        if self._crew is not None and self._crew.bench is not type(bench):
+            self._crew.dismiss()  # episodes and sessions have crews of their own
+            self._crew = None
         if self._crew is None:
             self._cluster.connect()
-            self._crew = _Crew(self._ray, self._size())
-        yield from self._crew.compute(
-            dataclasses.replace(job, models=job.models.absolute()), chunks
-        )
+            self._crew = _Crew(self._ray, self._size(), type(bench))
+        there: Any = dataclasses.replace(job, models=job.models.absolute())  # type: ignore[type-var]
+        yield from self._crew.compute(there, chunks)
 
     @property
     def workers(self) -> list[Greeting]:
@@ -162,8 +164,9 @@ class RayEngine:
 class _Crew:
     """Workers, each with at most one question in hand."""
 
-    def __init__(self, ray: Any, size: int) -> None:
+    def __init__(self, ray: Any, size: int, bench: type[Any]) -> None:
         self._ray = ray
+        self.bench = bench  # that every worker has
         self._size = size
         self._actor = ray.remote(num_cpus=1)(Worker)
         self._free: list[Any] = []
@@ -171,7 +174,7 @@ class _Crew:
         self.known: dict[Any, Greeting] = {}
         self.lost = False  # with the whole cluster
 
-    def compute(self, job: Job, chunks: Sequence[range]) -> Iterator[tuple[range, Scores]]:
+    def compute(self, job: BenchJob, chunks: Sequence[range]) -> Iterator[tuple[range, Any]]:
         """Every chunk, whoever dies."""
         todo, lost = deque(chunks), Counter[range | None]()
         try:
@@ -200,14 +203,14 @@ class _Crew:
         """Questions that are not greetings."""
         return [question for question, (_, chunk) in self._asked.items() if chunk is not None]
 
-    def _assign(self, job: Job, todo: deque[range]) -> None:
+    def _assign(self, job: BenchJob, todo: deque[range]) -> None:
         """Work for the free, and more workers as long as there is work for them."""
         while todo and self._free:
             worker, chunk = self._free.pop(), todo.popleft()
             self._asked[worker.chunk.remote(job, chunk)] = (worker, chunk)
         starting = len(self._asked) - len(self._in_hand())
         while starting < len(todo) and len(self._asked) + len(self._free) < self._size:
-            self._free.append(self._actor.remote(home_of_this_process()))
+            self._free.append(self._actor.remote(home_of_this_process(), self.bench))
             self._call_the_roll()
             starting += 1
 

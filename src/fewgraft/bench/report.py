@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from fewgraft.bench import tables
+from fewgraft.bench.chosen_rows import Choice, NoRowsError, RowKey, refuse_several_runs
 from fewgraft.bench.leaderboard import SETTINGS, RankedRow, places
 from fewgraft.bench.results import Results, Row
 from fewgraft.bench.runner import Bench, job_of
@@ -103,7 +104,7 @@ class Headline:
     others: tuple[tuple[Row, Interval], ...]  # the subject minus this one, on the same episodes
 
 
-def headline(rows: Mapping[tables.RowKey, Row], results: Results) -> Headline:
+def headline(rows: Mapping[RowKey, Row], results: Results) -> Headline:
     """From the rows that the tables show; without the paper's method, the newest is the subject."""
     setting = next(s for s in SETTINGS if any(key[1] == s for key in rows))
     shots = min(row.shots for row in rows.values() if row.setting == setting)
@@ -250,10 +251,10 @@ class Findings:
     places: tuple[RankedRow, ...] = ()  # of the leaderboard
 
 
-def chosen_rows(results: Results, choice: tables.Choice) -> dict[tables.RowKey, Row]:
+def chosen_rows(results: Results, choice: Choice) -> dict[RowKey, Row]:
     """The rows that the tables show: the last one of each kind."""
     rows = [row for row in results.rows() if choice.takes(row)]
-    tables.refuse_several_runs(rows)
+    refuse_several_runs(rows)
     found = {(row.method, row.setting, row.shots): row for row in rows}
     if not found:
         raise FewgraftError(
@@ -263,7 +264,7 @@ def chosen_rows(results: Results, choice: tables.Choice) -> dict[tables.RowKey, 
     return found
 
 
-def find(results: Results, choice: tables.Choice, episode: int, bench: Bench) -> Findings:
+def find(results: Results, choice: Choice, episode: int, bench: Bench) -> Findings:
     """Collect what there is to tell of a folder of results."""
     rows = chosen_rows(results, choice)
     # First, as they refuse rows that cannot be compared.
@@ -312,14 +313,12 @@ def _answers(top: Headline, bench: Bench) -> tuple[list[Answered], list[str]]:
     return found, missing
 
 
-def _tables(
-    results: Results, choice: tables.Choice, shots: Iterable[int]
-) -> Iterator[tables.Table]:
+def _tables(results: Results, choice: Choice, shots: Iterable[int]) -> Iterator[tables.Table]:
     """All layouts that have rows; the detailed one for each number of shots."""
     plain = [("main", choice), ("regular", choice), ("ablation", choice)]
     detailed = [("detail", replace(choice, shots=k)) for k in sorted(shots)]
     for layout, which in [plain[0], *detailed, *plain[1:]]:
         try:
             yield tables.build(results, layout, which)
-        except tables.NoRowsError:
+        except NoRowsError:
             continue

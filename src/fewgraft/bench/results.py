@@ -1,4 +1,4 @@
-"""Results on disk: one complete row a (method, setting, shots), per-episode scores beside them.
+"""Results on disk: one complete row per thing measured, scores of episodes or draws beside them.
 
 A row is appended to `results.jsonl` only when its scores are there, so that whatever was
 interrupted is simply not there yet.
@@ -11,7 +11,7 @@ import io
 import json
 import shutil
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 import torch
@@ -40,17 +40,18 @@ _SHARED = ("setting", "shots", "split", "ways")
 _AGAIN = "Remove its row and run the command again."
 
 
-class Row(BaseModel):
-    """Everything that is needed to print a result, and to compute it again."""
+Measured = tuple[float | None, float | None]  # mean and half an interval, shares
+
+
+class Record(BaseModel):
+    """What every row says of its method, model and data, whatever it measures."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     id: str = Field(pattern=r"^[\w-]{1,64}$")  # of a file, too
     recipe: str  # name
     method: str
     title: str
-    setting: str
     shots: int = Field(ge=1)
-    episodes: int = Field(ge=1)
     split: str
     hyper: dict[str, Any]  # all hyper-parameters of the method
     stage: str  # which model
@@ -62,15 +63,32 @@ class Row(BaseModel):
     backbone: str
     data: str  # name
     content: str  # hash of the data
-    episode_settings: dict[str, Any]
-    episode_hash: str
     n_base: int = Field(ge=0)
     ways: int = Field(ge=1)
-    metrics: dict[str, tuple[float | None, float | None]]  # mean and half an interval, shares
     seconds: float  # without those for features, which are
     feature_seconds: float = 0.0
     versions: dict[str, str]
     machine: str
+
+    @property
+    def count(self) -> int:
+        """How many episodes or draws were measured."""
+        raise NotImplementedError
+
+
+class Row(Record):
+    """Everything that is needed to print a result, and to compute it again."""
+
+    setting: str
+    episodes: int = Field(ge=1)
+    episode_settings: dict[str, Any]
+    episode_hash: str
+    metrics: dict[str, Measured]
+
+    @property
+    def count(self) -> int:
+        """Episodes."""
+        return self.episodes
 
     @field_validator("episode_settings")
     @classmethod
@@ -96,8 +114,12 @@ class Row(BaseModel):
 
     def interval(self, metric: str) -> Interval:
         """A metric with its interval; NaN where the setting does not have it."""
-        mean, half = (float("nan") if v is None else v for v in self.metrics[metric])
-        return Interval(mean, half)
+        return interval_of(self.metrics[metric])
+
+
+def interval_of(measured: Measured) -> Interval:
+    """A number of a row with its interval; NaN where there is none."""
+    return Interval(*(float("nan") if v is None else v for v in measured))
 
 
 def row_id(identity: dict[str, Any]) -> str:
@@ -105,23 +127,32 @@ def row_id(identity: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:10]
 
 
-class Results:
-    """A folder of results."""
+AnyRow = TypeVar("AnyRow", bound=Record)
+AnyScores = TypeVar("AnyScores")
+
+
+class Rows(Generic[AnyRow, AnyScores]):
+    """A folder of rows of one kind."""
+
+    file: ClassVar[str]
+    row_kind: ClassVar[type[Any]]
+    scores_kind: ClassVar[type[Any]]  # a dataclass of tensors of one shape, episodes first
+    dimensions: ClassVar[int]  # of each tensor
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[AnyRow]:
         """All rows in the order they were made; of rows with the same name, the last one."""
-        path = self.folder / FILE
+        path = self.folder / self.file
         if not path.is_file():
             return []
-        found: dict[str, Row] = {}
+        found: dict[str, AnyRow] = {}
         with reading(path, "readable table of results"):
             *lines, _ = read_whole(path, LARGEST).split(b"\n")  # after the last line end: torn
         for number, line in enumerate(lines, 1):
             try:
-                row = Row.model_validate_json(line)
+                row: AnyRow = self.row_kind.model_validate_json(line)
             except ValidationError as error:
                 raise FewgraftError(
                     f"{path}, line {number} is damaged: {first_problem(error)}",
@@ -130,29 +161,30 @@ class Results:
             found[row.id] = row
         return list(found.values())
 
-    def find(self, name: str) -> Row | None:
+    def find(self, name: str) -> AnyRow | None:
         """The row of exactly this name, if it is there."""
         return next((row for row in self.rows() if row.id == name), None)
 
-    def row(self, name: str) -> Row:
+    def row(self, name: str) -> AnyRow:
         """A row by its name, or by the beginning of it."""
         rows = self.rows()
         matching = [row for row in rows if row.id.startswith(name)]
         if len(matching) != 1:
             problem = "several rows begin with" if matching else "there is no row"
             raise FewgraftError(
-                f"{problem} '{name}' in {self.folder / FILE}", nearest(name, [r.id for r in rows])
+                f"{problem} '{name}' in {self.folder / self.file}",
+                nearest(name, [r.id for r in rows]),
             )
         return matching[0]
 
-    def append(self, row: Row, scores: Scores) -> None:
+    def append(self, row: AnyRow, scores: AnyScores) -> None:
         """Scores first, then the row; a row that another run has written meanwhile stays."""
         with writing(self.folder):
             make_folder(self.folder)
         with writing(self.folder), hold_lock(self.folder / ".writing", busy=None):
             if self.find(row.id) is None:
                 self.write_scores(self._scores_path(row.id), scores)
-                append_line(behind_links(self.folder / FILE), row.model_dump_json().encode())
+                append_line(behind_links(self.folder / self.file), row.model_dump_json().encode())
 
     def lock(self, name: str) -> Lock | None:
         """The right to compute a row; None while another process has it."""
@@ -172,16 +204,17 @@ class Results:
                 shutil.rmtree(parts, ignore_errors=True)
                 lock.release()
 
-    def scores(self, row: Row) -> Scores:
-        """The per-episode scores of a row."""
-        scores = self.read_scores(self._scores_path(row.id))
-        if len(scores.acc) != row.episodes:
+    def scores(self, row: AnyRow) -> AnyScores:
+        """The scores of a row, one per episode or draw."""
+        scores: Any = self.read_scores(self._scores_path(row.id))
+        if len(scores.acc) != row.count:
             raise FewgraftError(
                 f"{self._scores_path(row.id)} has scores of {len(scores.acc)} episodes, not of "
-                f"{row.episodes}",
+                f"{row.count}",
                 _AGAIN,
             )
-        return scores
+        found: AnyScores = scores
+        return found
 
     def _scores_path(self, name: str) -> Path:
         return self.folder / "scores" / f"{name}.npz"
@@ -193,21 +226,34 @@ class Results:
         """Where a slow row keeps a part of its scores until it is whole."""
         return self.folder / "scores" / f"{name}.parts" / f"{start}.npz"
 
-    @staticmethod
-    def write_scores(path: Path, scores: Scores) -> None:
+    @classmethod
+    def write_scores(cls, path: Path, scores: AnyScores) -> None:
         """As plain arrays, whole or not at all."""
         packed = io.BytesIO()
-        arrays = {f.name: getattr(scores, f.name).numpy() for f in dataclasses.fields(Scores)}
+        names = [field.name for field in dataclasses.fields(cls.scores_kind)]
+        arrays = {name: getattr(scores, name).numpy() for name in names}
         np.savez_compressed(packed, **arrays)
         with writing(path):
             write_atomically(path, packed.getvalue())
 
-    @staticmethod
-    def read_scores(path: Path) -> Scores:
+    @classmethod
+    def read_scores(cls, path: Path) -> AnyScores:
         """What `write_scores` wrote."""
         with reading(path, "readable file of scores", _AGAIN):
-            names = [field.name for field in dataclasses.fields(Scores)]
+            names = [field.name for field in dataclasses.fields(cls.scores_kind)]
             arrays = npz_arrays(path, names, np.float64)
-            if len({array.shape for array in arrays.values()}) > 1 or arrays["acc"].ndim != 1:
+            shapes = {array.shape for array in arrays.values()}
+            if len(shapes) > 1 or arrays["acc"].ndim != cls.dimensions:
                 raise ValueError("its arrays are not one number for each episode")
-            return Scores(**{name: torch.from_numpy(array) for name, array in arrays.items()})
+            tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+            found: AnyScores = cls.scores_kind(**tensors)
+            return found
+
+
+class Results(Rows[Row, Scores]):
+    """A folder of results of episodes."""
+
+    file = FILE
+    row_kind = Row
+    scores_kind = Scores
+    dimensions = 1

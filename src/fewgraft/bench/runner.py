@@ -1,20 +1,21 @@
 """The benchmark: every method in every setting on the same frozen episodes."""
 
-import hashlib
-import math
-import platform
-import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import fewgraft
-from fewgraft.bench.results import Results, Row, row_id
+from fewgraft.bench.results import Row
+from fewgraft.bench.rows import (
+    code_of,
+    job_record,
+    machine_of,
+    measured,
+    method_identity,
+    versions,
+)
 from fewgraft.data.catalogue import open_data
 from fewgraft.data.store import ImageStore
 from fewgraft.devices import CPU
@@ -29,15 +30,13 @@ from fewgraft.episodes import (
 from fewgraft.errors import FewgraftError, nearest
 from fewgraft.feature_set import FeatureSet
 from fewgraft.imported import ImportedFeatures, is_import, open_import
-from fewgraft.methods import method_file, method_spec
+from fewgraft.methods import method_spec
 from fewgraft.methods.base import Method, MethodSpec
 from fewgraft.metrics import METRICS, Scores, join_scores, summarise
 from fewgraft.progress import track
 from fewgraft.split_features import SplitFeatures, chunks
 from fewgraft.training.recipe import Recipe
 from fewgraft.zoo import stage_model
-
-WAIT = 0.2  # seconds between two looks at a row that another process computes
 
 
 @dataclass(frozen=True)
@@ -189,16 +188,10 @@ class Bench:
     def identity(self, job: Job) -> dict[str, Any]:
         """All that a row's numbers depend on."""
         features = self.split_features(job)
-        learnt = self.learnt(job)
         return {
-            "method": job.spec.name,
-            "hyper": job.configured.hyper,
             "episode_settings": job.episode_settings.record(),
             "episodes": job.episodes,
-            "weights": features.weights_hash,
-            "content": features.content,
-            **({"learnt": learnt} if learnt else {}),
-            **({"code": code} if (code := _code_of(job.method)) else {}),
+            **method_identity(job, features, self.learnt(job)),
         }
 
     def learnt(self, job: Job) -> str:
@@ -213,131 +206,18 @@ class Bench:
     ) -> Row:
         """The complete record of a finished job; features took time of their own."""
         features, (episodes, _) = self.split_features(job), self.episodes(job)
-        identity = self.identity(job)
+        machine = machine_of(self.device, threads)
         figures = summarise(scores)
         return Row(
-            id=row_id(identity),
-            recipe=job.recipe,
-            title=job.spec.title,
-            file=str(method_file(job.method)[0] or ""),
             setting=job.episode_settings.setting,
             shots=job.episode_settings.shots,
             split=job.episode_settings.split,
-            stage=job.spec.stage,
-            models=str(job.models),
-            backbone=features.backbone,
-            data=features.data,
             episode_hash=episodes.hash,
             n_base=episodes.n_base,
             ways=job.episode_settings.ways,
-            metrics={
-                name: (_number(figures[name].mean), _number(figures[name].half)) for name in METRICS
-            },
-            seconds=round(seconds, 3),
-            feature_seconds=round(feature_seconds, 3),
-            versions=versions(),
-            machine=_machine(self.device, threads),
-            **identity,
+            metrics={name: measured(figures[name]) for name in METRICS},
+            **job_record(job, features, self.identity(job), seconds, feature_seconds, machine),
         )
-
-
-def _code_of(method: str) -> str:
-    """A hash of the file that a method is in, which gives new rows once edited; "" without one."""
-    path, _ = method_file(method)
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path else ""
-
-
-def _machine(device: torch.device, threads: int) -> str:
-    elsewhere = "" if device == CPU else f", {device}"
-    return f"{platform.machine()}, {threads} thread{'s' if threads > 1 else ''}{elsewhere}"
-
-
-def _number(value: float) -> float | None:
-    """JSON has no NaN."""
-    return None if math.isnan(value) else value
-
-
-def versions() -> dict[str, str]:
-    """Of whatever the numbers may depend on."""
-    names = ("torch", "numpy")
-    return {"fewgraft": fewgraft.__version__, "python": platform.python_version()} | {
-        name: metadata.version(name) for name in names
-    }
-
-
-# An engine computes chunks of a job, in any order, and passes on each with its scores. One that
-# computes elsewhere says with how many `threads` a chunk.
-Engine = Callable[[Bench, Job, Sequence[range]], Iterator[tuple[range, Scores]]]
-
-
-def in_this_process(
-    bench: Bench, job: Job, chunks: Sequence[range]
-) -> Iterator[tuple[range, Scores]]:
-    """One chunk after the other."""
-    for chunk in chunks:
-        yield chunk, bench.chunk(job, chunk)
-
-
-def run(
-    wanted: Iterable[Job], results: Results, bench: Bench, engine: Engine = in_this_process
-) -> Iterator[tuple[Row, bool]]:
-    """Rows for all jobs, each with whether it had to be computed here.
-
-    Several processes may run on one folder: each takes the rows that no other has in hand, and in
-    the end waits for those that others have.
-    """
-    there = {row.id: row for row in results.rows()}
-    todo, met = deque(wanted), set[str]()
-    while todo:
-        job = todo.popleft()
-        name = row_id(bench.identity(job))
-        if name in there:
-            results.tidy(name)
-            yield there[name], False
-        elif lock := results.lock(name):
-            met.clear()
-            try:
-                found = results.find(name)  # another process was quicker
-                there[name] = found or _compute(job, name, results, bench, engine)
-            finally:
-                lock.release()
-            results.tidy(name)
-            yield there[name], found is None
-        else:
-            if name in met:  # all that is left is in other hands
-                time.sleep(WAIT)
-            met.add(name)
-            todo.append(job)
-
-
-def _compute(job: Job, name: str, results: Results, bench: Bench, engine: Engine) -> Row:
-    start = time.perf_counter()
-    features = bench.split_features(job)
-    _ = features.bank  # first, so that computing it has a progress and a time of its own
-    before, kept = time.perf_counter(), features.keeping_seconds
-    scores = run_job(job, name, results, bench, engine)
-    kept = features.keeping_seconds - kept
-    seconds = time.perf_counter() - before - kept
-    threads = getattr(engine, "threads", None) or torch.get_num_threads()
-    row = bench.row(job, scores, seconds, threads, before - start + kept)
-    results.append(row, scores)
-    return row
-
-
-def run_job(job: Job, name: str, results: Results, bench: Bench, engine: Engine) -> Scores:
-    """The scores of one job; a slow one keeps its chunks, so that it can be interrupted."""
-    slow = job.configured.moves_network
-    done: dict[int, Scores] = {}
-    for chunk in job.chunks:
-        path = results.chunk_path(name, chunk.start)
-        if slow and path.is_file():
-            done[chunk.start] = results.read_scores(path)
-    todo = [chunk for chunk in job.chunks if chunk.start not in done]
-    for chunk, scores in track(engine(bench, job, todo), str(job), len(todo)):
-        done[chunk.start] = scores
-        if slow:
-            results.write_scores(results.chunk_path(name, chunk.start), scores)
-    return join_scores(done[chunk.start] for chunk in job.chunks)
 
 
 def job_of(row: Row) -> Job:
@@ -360,7 +240,7 @@ def rerun(row: Row, bench: Bench) -> tuple[Scores, list[str]]:
     now = {
         "weights": (row.weights, features.weights_hash),
         "what was learnt": (row.learnt, bench.learnt(job)),
-        "the method's file": (row.code, _code_of(job.method)),
+        "the method's file": (row.code, code_of(job.method)),
         "data": (row.content, features.content),
         "episodes": (row.episode_hash, episodes.hash),
         **{f"version of {k}": (row.versions.get(k), v) for k, v in versions().items()},

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from fewgraft.bench.results import Results, Row, row_id
-from fewgraft.bench.runner import Bench, Engine, Job, in_this_process
+from fewgraft.bench.rows import Engine, in_this_process
+from fewgraft.bench.runner import Bench, Job
 from fewgraft.episodes import EpisodeSettings
 from fewgraft.errors import FewgraftError
 from fewgraft.methods import method_spec

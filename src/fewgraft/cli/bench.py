@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fewgraft.cli import bench_figures, bench_import, bench_tables
+from fewgraft.cli import bench_figures, bench_import, bench_sessions, bench_tables
 from fewgraft.cli.bench_options import (
     AddressOption,
     EngineOption,
@@ -40,6 +40,7 @@ for command in (
     bench_figures.tsne,
     bench_figures.scatter,
     bench_figures.report,
+    bench_sessions.sessions,
 ):
     app.command()(command)
 
@@ -111,8 +112,8 @@ def run(
       fewgraft bench run cifar-fs --methods all-features --engine processes
     """
     from fewgraft.bench.results import Results
+    from fewgraft.bench.rows import run as run_jobs
     from fewgraft.bench.runner import Bench, jobs
-    from fewgraft.bench.runner import run as run_jobs
     from fewgraft.devices import choose_device
     from fewgraft.episodes import SETTINGS
     from fewgraft.files import make_folder

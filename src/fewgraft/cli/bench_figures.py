@@ -237,11 +237,11 @@ def report(
 
       fewgraft bench report results/icons --figures --episode 7 --out icons.html
     """
+    from fewgraft.bench.chosen_rows import Choice
     from fewgraft.bench.report import chosen_rows, find
     from fewgraft.bench.report_page import page
     from fewgraft.bench.results import Results
     from fewgraft.bench.runner import Bench
-    from fewgraft.bench.tables import Choice
     from fewgraft.files import write_atomically
 
     folder = Results(results)

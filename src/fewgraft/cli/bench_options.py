@@ -10,7 +10,7 @@ import typer
 from fewgraft.errors import FewgraftError
 
 if TYPE_CHECKING:
-    from fewgraft.bench.runner import Engine
+    from fewgraft.bench.rows import Engine
 
 RecipeArgument = Annotated[
     str, typer.Argument(help="Use the recipe of this name, or this TOML file.")
@@ -83,7 +83,7 @@ def chosen_engine(
     name: str, workers: int | None = None, address: str | None = None
 ) -> "Iterator[Engine]":
     """Where chunks of episodes are computed; ended with the block."""
-    from fewgraft.bench.runner import in_this_process
+    from fewgraft.bench.rows import in_this_process
 
     if name == "here":
         yield in_this_process

@@ -10,7 +10,8 @@ from fewgraft.errors import FewgraftError, nearest, writing
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from fewgraft.bench.tables import Choice, Table
+    from fewgraft.bench.chosen_rows import Choice
+    from fewgraft.bench.tables import Table
 
 WIDE = 160  # where no terminal says how wide it is
 
@@ -69,8 +70,8 @@ def table(
 
       fewgraft bench table results/icons --pool
     """
+    from fewgraft.bench.chosen_rows import Choice
     from fewgraft.bench.table_formats import FORMATS
-    from fewgraft.bench.tables import Choice
 
     if form not in ("terminal", *FORMATS):
         raise FewgraftError(f"there is no format '{form}'", nearest(form, ["terminal", *FORMATS]))
@@ -84,8 +85,9 @@ def table(
 
 def built(folder: Path, layout: str, choice: "Choice") -> list["Table"]:
     """The table of a layout; of all of them, those that have rows."""
+    from fewgraft.bench.chosen_rows import NoRowsError
     from fewgraft.bench.results import Results
-    from fewgraft.bench.tables import LAYOUTS, NoRowsError, build
+    from fewgraft.bench.tables import LAYOUTS, build
 
     results = Results(folder)
     if layout != "all":

@@ -16,7 +16,7 @@ def demo(
         int, typer.Option(min=1, max=100_000, help="Draw so many episodes per row.")
     ] = 600,
 ) -> None:
-    """Show the embedded pictures, an episode of the task, and all methods on the embedded data.
+    """Show the embedded pictures, an episode of the task, and the paper's methods on them.
 
     It needs no data, no network and no GPU.
 

@@ -118,7 +118,7 @@ def learn(
             min=0,
             max=1,
             help="Let old classes lose this share of their photos to new ones; if not given, one "
-            "for every 15 that are mistaken anyway, from 0.003 to 0.02.",
+            "for every 10 that are mistaken anyway, from 0.003 to 0.02.",
         ),
     ] = None,
     unknown: Annotated[bool, typer.Option(help='Answer "unknown" where no class fits.')] = True,

@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fewgraft.data.parts import Part
+from fewgraft.data.parts import Part, Role
 from fewgraft.data.pictures import PictureError, Pixels, read_picture
 from fewgraft.data.store import (
+    ROLES,
     ImageStore,
     Manifest,
     Skipped,
@@ -39,6 +40,7 @@ class Item:
     label: int
     part: Part
     origin: str
+    role: Role = Role.ANY
 
 
 @dataclass(frozen=True)
@@ -59,10 +61,11 @@ class Source:
 
 @dataclass
 class _Written:
-    """What remains in memory of the pictures: five bytes each, and the names of the bad ones."""
+    """What remains in memory of the pictures: six bytes each, and the names of the bad ones."""
 
     labels: "array[int]" = field(default_factory=lambda: array("i"))
     parts: "array[int]" = field(default_factory=lambda: array("B"))
+    roles: "array[int]" = field(default_factory=lambda: array("B"))
     skipped: list[Skipped] = field(default_factory=list)
     pixels: bytes = b""
 
@@ -94,6 +97,7 @@ def _write_pictures(source: Source, work: Path) -> _Written:
             digest.update(np.ascontiguousarray(result).data)
             written.labels.append(item.label)
             written.parts.append(item.part.code)
+            written.roles.append(item.role)
     written.pixels = digest.digest()
     return written
 
@@ -146,6 +150,8 @@ def _write_index(source: Source, written: _Written, work: Path, name: str) -> Ma
     parts = np.array(written.parts, np.uint8)
     np.save(work / "labels.npy", labels)
     np.save(work / "parts.npy", parts)
+    if any(written.roles):
+        np.save(work / ROLES, np.array(written.roles, np.uint8))
     return Manifest(
         name=name,
         kind=source.kind,

@@ -3,7 +3,7 @@
 Base parts hold *different pictures of the same* classes; novel parts hold *disjoint classes*.
 """
 
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 
 
 class Part(StrEnum):
@@ -25,6 +25,14 @@ class Part(StrEnum):
     def is_base(self) -> bool:
         """Whether pictures of this part belong to base classes."""
         return self.value.startswith("base/")
+
+
+class Role(IntEnum):
+    """What a published protocol of sessions says about a picture of a novel class."""
+
+    ANY = 0
+    QUERY = 1  # it tests
+    LISTED = 2  # it is one of the published shots
 
 
 PARTS = tuple(Part)

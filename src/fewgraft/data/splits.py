@@ -34,6 +34,13 @@ def published_home(name: str) -> dict[str, Part]:
 
 
 @cache
+def published_shots(name: str) -> dict[str, list[int]]:
+    """The published shots of each novel class of a protocol of sessions, as official numbers."""
+    lists: dict[str, list[int]] = json.loads((EMBEDDED / f"{name}.json").read_text())["listed"]
+    return lists
+
+
+@cache
 def tiered_base_pictures() -> dict[str, Part]:
     """Which base pictures of tiered-ImageNet train, validate and test: {file name: part}."""
     packed = (EMBEDDED / "tiered-imagenet-base-images.csv.xz").read_bytes()

@@ -3,6 +3,7 @@
     NAME/pictures.npy   uint8 [n, size, size, channels], read through a memory map
     NAME/labels.npy     int32 [n], positions in the manifest's class list; base classes come first
     NAME/parts.npy      uint8 [n], positions in `PARTS`
+    NAME/roles.npy      uint8 [n], positions in `Role`, where a protocol of sessions gives some
     NAME/manifest.json  class names, counts, source, what was left out, content hash
 
 Any tool that reads .npy can read it. The content hash covers pixels, labels, parts and class names
@@ -21,12 +22,13 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from fewgraft.data.arrays import npy_array, npy_map
-from fewgraft.data.parts import BASE_PARTS, NOVEL_PARTS, PARTS, Part
+from fewgraft.data.parts import BASE_PARTS, NOVEL_PARTS, PARTS, Part, Role
 from fewgraft.data.pictures import Pixels
 from fewgraft.errors import FewgraftError, nearest, reading
 from fewgraft.parsing import read_csv, read_json, validated
 
 FORMAT = 1
+ROLES = "roles.npy"
 NAMES = "names.csv"  # beside the arrays, where classes have codes for names
 LARGEST_SIZE = 1024  # pixels of a side
 
@@ -75,6 +77,7 @@ class ImageStore:
     parts: NDArray[np.uint8]
     manifest: Manifest
     shown: Mapping[str, str] = field(default_factory=dict, compare=False)  # {class: name to show}
+    roles: NDArray[np.uint8] | None = field(default=None, compare=False)
     _by_class: dict[Part, dict[int, NDArray[np.int64]]] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -102,6 +105,11 @@ class ImageStore:
     def rehearses_on_base(self) -> bool:
         """Whether novel training classes must be drawn from base classes, for lack of others."""
         return not (self.parts == Part.NOVEL_TRAIN.code).any()
+
+    @property
+    def validates_on_base(self) -> bool:
+        """Whether there are no novel classes to validate on, so that base/val must do, rotated."""
+        return not (self.parts == Part.NOVEL_VAL.code).any()
 
     def indices(self, part: Part) -> NDArray[np.int64]:
         """Which pictures belong to a part, ascending."""
@@ -164,7 +172,17 @@ def open_store(folder: Path) -> ImageStore:
         if parts.max() >= len(PARTS) or count_parts(parts) != manifest.counts:
             raise ValueError("its parts are not those that its manifest counts")
         shown = read_names(folder / NAMES, manifest.classes) if (folder / NAMES).exists() else {}
-        return ImageStore(pictures, labels, parts, manifest, shown)
+        return ImageStore(pictures, labels, parts, manifest, shown, _read_roles(folder, n))
+
+
+def _read_roles(folder: Path, n: int) -> NDArray[np.uint8] | None:
+    if not (folder / ROLES).exists():
+        return None
+    with reading(folder / ROLES, "readable array", _ADD_AGAIN):
+        roles = npy_array(folder / ROLES, np.uint8, (n,))
+        if roles.max() >= len(Role):
+            raise ValueError("it has roles that there are none of")
+        return roles
 
 
 def read_names(path: Path, classes: Sequence[str]) -> dict[str, str]:

@@ -51,6 +51,7 @@ class Task:
         absent: Base classes that each episode does without [E, ·]; None: it has all.
         lengths: How long the features of support [E, S] and unlabelled [E, U] were before they
             became directions, for methods that say `uses_lengths`.
+        grafted: How many of the base classes, the last ones, were novel in earlier sessions.
 
     Example:
         >>> import torch
@@ -83,10 +84,16 @@ class Task:
     base_features: Tensor | None = None
     absent: Tensor | None = None
     lengths: tuple[Tensor, Tensor] | None = None
+    grafted: int = 0
 
     def __len__(self) -> int:
         """How many episodes there are."""
         return len(self.support)
+
+    @property
+    def first_weights(self) -> Tensor:
+        """W_b without the classes of earlier sessions."""
+        return self.weights[: len(self.weights) - self.grafted]
 
     def with_lengths(self) -> tuple[Tensor, Tensor]:
         """Features of support [E, S, d] and unlabelled [E, U, d] as the network gives them."""
@@ -167,6 +174,7 @@ class Method(ABC):
     uses_pictures: ClassVar[bool] = False  # views of them, though the network stays as it is
     uses_base_features: ClassVar[bool] = False
     uses_lengths: ClassVar[bool] = False  # of features, before they became directions
+    changes_base: ClassVar[bool] = False  # whether base logits are others than γ·cos(f, w)
     # How many episodes it is given together; 0: as many as is usual in the setting.
     at_a_time: ClassVar[int] = 0
     # What its learnt pieces are called, beside the models and in recipes; "": it has none.
@@ -291,6 +299,11 @@ class NovelWeights:
     novel: Tensor
     gamma: float
     bias: float = 0.0
+
+    @property
+    def carried(self) -> Tensor:
+        """What the novel classes are in a next session."""
+        return self.novel
 
     def logits(self, queries: Queries) -> Tensor:
         """Cosine logits over W = [W_b, W_n]."""

@@ -17,6 +17,7 @@ from fewgraft.augment import augment
 from fewgraft.data.store import ImageStore
 from fewgraft.draws import KeyStream
 from fewgraft.episodes import Episodes, EpisodeSettings
+from fewgraft.feature_bank import pixels_of
 from fewgraft.methods.base import Method
 from fewgraft.methods.nearest_prototype import NearestPrototype
 from fewgraft.methods.prototype_refinement import PrototypeRefinement
@@ -218,6 +219,21 @@ class _Embedder:
 
     def _fixed(self, indices: Tensor) -> Tensor:
         if self._config.moves == "last-block":
-            return self._network.features(indices)
-        pixels = torch.from_numpy(self._store.pictures[indices.numpy()])
+            return self._rotated(indices)
+        pixels = torch.from_numpy(pixels_of(self._store, indices.numpy()))
         return self._model.embed(self._model.prepare(pixels))
+
+    def _rotated(self, indices: Tensor) -> Tensor:
+        """Features of pictures that may be rotated, as of any other picture."""
+        quarters, indices = indices // len(self._store), indices % len(self._store)
+        if not quarters.any():
+            return self._network.features(indices)
+        found = self._model.weight.new_empty(len(indices), self._model.card.width)
+        for turn in sorted(set(quarters.tolist())):
+            # A rotated picture's mirror image is the mirror image, rotated the other way.
+            views = [
+                View(mirrored=view.mirrored, quarters=-turn % 4 if view.mirrored else turn)
+                for view in self._network.views
+            ]
+            found[quarters == turn] = self._network.features(indices[quarters == turn], views=views)
+        return found

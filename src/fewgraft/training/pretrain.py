@@ -12,6 +12,7 @@ from fewgraft.augment import augment
 from fewgraft.data.parts import Part
 from fewgraft.data.store import ImageStore
 from fewgraft.draws import Indices, KeyStream
+from fewgraft.feature_bank import pixels_of
 from fewgraft.methods.nearest_prototype import NearestPrototype
 from fewgraft.model import CosineModel, embed_all
 from fewgraft.prototypes import cosine_logits
@@ -104,7 +105,7 @@ class Pretrain(Phase):
     @torch.inference_mode()
     def validate(self) -> dict[str, float]:
         """Imprinting on val episodes, without unlabelled pictures."""
-        pixels = self._store.pictures[self._validator.pictures.numpy()]
+        pixels = pixels_of(self._store, self._validator.pictures.numpy())
         features = embed_all(self.model, pixels)
         scores = self._validator.scores(self.model, features, NearestPrototype())
         return self._validator.figures(scores, self._config.selection)

@@ -20,7 +20,8 @@ from fewgraft.parsing import first_problem, read_toml
 from fewgraft.prototypes import Refinement
 
 EMBEDDED = resources.files("fewgraft") / "recipes"
-OF_METHODS = ("learning", "evaluation", "normalise")  # what may change while the models stay
+# What may change while the models stay.
+OF_METHODS = ("learning", "evaluation", "sessions", "normalise")
 MOST = 1_000_000  # pictures of an episode: more than any data set here has
 Steps = Annotated[int, Field(ge=1, le=100_000_000)]
 Shots = Annotated[tuple[Annotated[int, Field(ge=1, le=MOST)], ...], Field(min_length=1)]
@@ -245,6 +246,8 @@ class Recipe(_Section):
     of the paper to the letter (docs/task.md)."""
     evaluation: tuple[Chosen, ...] = ()
     """Tuned hyper-parameters, see below."""
+    sessions: tuple[Chosen, ...] = ()
+    """The same for sessions, from validation sessions: what is there goes before `evaluation`."""
 
     @property
     def hash(self) -> str:
@@ -267,6 +270,11 @@ class Recipe(_Section):
                 if chosen.method == method and chosen.shots == wanted:
                     found |= chosen.hyper
         return found
+
+    def session_hyper(self, method: str, shots: int) -> dict[str, Any]:
+        """What was chosen for a method over sessions, on top of what episodes have chosen."""
+        both = (*self.evaluation, *self.sessions)
+        return self.model_copy(update={"evaluation": both}).hyper(method, shots)
 
     def without(self, method: str, shots: int | None) -> Self:
         """The recipe without its entries for a method at this number of shots."""

@@ -1,4 +1,7 @@
-"""Validation on novel-val × base-val episodes: what decides which step is kept."""
+"""Validation on novel-val × base-val episodes: what decides which step is kept.
+
+Data without novel/val classes have base/val, rotated, in their place (`Pools.of`).
+"""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +10,6 @@ from statistics import mean
 import torch
 from torch import Tensor
 
-from fewgraft.data.parts import Part
 from fewgraft.data.store import ImageStore
 from fewgraft.episodes import (
     SETTINGS,
@@ -16,6 +18,7 @@ from fewgraft.episodes import (
     Pools,
     QueryLabels,
     sample_episodes,
+    split_pictures,
 )
 from fewgraft.feature_bank import FeatureBank
 from fewgraft.methods.base import Method
@@ -36,9 +39,8 @@ class Validator:
         self._config = recipe.validation
         self._shots = shots or self._config.shots
         self._episodes = [self._draw(store, setting, k) for k in self._shots]
-        parts = (Part.BASE_VAL, Part.NOVEL_VAL)
-        self.pictures = torch.cat([torch.from_numpy(store.indices(part)) for part in parts])
-        self._total = len(store)
+        self.pictures = torch.from_numpy(split_pictures(store, "val"))
+        self._total = len(store) * (4 if store.validates_on_base else 1)
 
     def _draw(self, store: ImageStore, setting: str, shots: int) -> tuple[Episodes, QueryLabels]:
         config, kind = self._config, SETTINGS[setting]

@@ -23,6 +23,7 @@ from fewgraft.app.learning.head import class_weights
 from fewgraft.app.learning.hygiene import once
 from fewgraft.app.learning.judging import choose_threshold
 from fewgraft.app.learning.rehearsal import (
+    FALSE_REJECTS,
     FOLDS,
     Rehearsal,
     can_rehearse,
@@ -34,12 +35,11 @@ from fewgraft.border import Border
 from fewgraft.devices import threads_for
 from fewgraft.errors import FewgraftError, nearest, reading
 from fewgraft.heads import read_head
-from fewgraft.model import CosineModel, ModelCard, load_model
+from fewgraft.model import CosineModel, ModelCard, Unknown, load_model
 from fewgraft.parsing import validated
 from fewgraft.prototypes import cosine_logits
 from fewgraft.whitening import class_means, space_of
 
-FALSE_REJECTS = 0.05
 GUESSED_GAMMA = 20.0
 NOT_WHITENED = 1.0  # shrinkage
 
@@ -207,11 +207,10 @@ def _rehearsed_base(
     shrinkage, rehearsal = _rehearsed(features, labels, len(classes), tracker)
     space = space_of(features, labels, len(classes), shrinkage=shrinkage)
     gamma = rehearsal.gamma()
-    best = gamma * rehearsal.best
     card = _base_card(backbone, classes, labels).model_copy(
         update={
             "whitened": True,
-            "unknown": choose_threshold(best, FALSE_REJECTS, "held-out base photos"),
+            "unknown": _limit(rehearsal, gamma),
             "border": rehearsal.border(),
             "metrics": {
                 "held_out_accuracy": rehearsal.accuracy,
@@ -225,6 +224,17 @@ def _rehearsed_base(
         model.whitening.copy_(space.whitening)
         model.offset.copy_(space.offset)
     return _with_head(model, class_weights(space(features), labels, len(classes)), gamma)
+
+
+def _limit(rehearsal: Rehearsal, gamma: float) -> Unknown:
+    """The limit of "unknown" that held-out photos set."""
+    best, limit = rehearsal.best, rehearsal.limit()
+    return Unknown(
+        threshold=gamma * limit,
+        false_rejects=(best < limit).double().mean().item(),
+        pictures=len(best),
+        chosen_on="held-out base photos",
+    )
 
 
 def _rehearsed(

@@ -8,6 +8,7 @@ Each is weighted by its number of photos, and rehearsals count as much as a few 
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +18,7 @@ from fewgraft.border import Border, Tradeoff
 REHEARSED_OLD = 200  # check photos that rehearsals count as much as
 REHEARSED_NEW = 20  # left-out examples
 SHIFTS = tuple(step / 80 for step in range(-60, 33))  # cosines, where nothing was rehearsed
-MISTAKES_PER_LOSS = 15  # one photo more may be lost for so many that are mistaken anyway
+MISTAKES_PER_LOSS = 10  # one photo more may be lost for so many that are mistaken anyway
 TOLERANCES = (0.003, 0.02)  # the least and the most, unless another is asked for
 UNREHEARSED_TOLERANCE = 0.015
 
@@ -50,6 +51,7 @@ class Bordered:
 
     bias: Tensor  # [N] on the logits of the taught classes
     left_out: Tensor  # [n, K'] logits of left-out examples with such a bias
+    lowest: float | None  # the best logit that 95 % of rehearsed new photos reached; None: none was
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,15 @@ class Bordering:
         gamma, is_new = learnt.known.gamma, learnt.is_new[learnt.taught_places]
         bias = gamma * (self._start(learnt.counts) + shift) * is_new
         each = gamma * (self._start(seen.left_out.counts) + shift) * is_new
-        return Bordered(bias, _with_bias(seen.left_out.logits, learnt, each))
+        return Bordered(
+            bias, _with_bias(seen.left_out.logits, learnt, each), self._lowest(learnt, shift)
+        )
+
+    def _lowest(self, learnt: Learnt, shift: float) -> float | None:
+        curve = self._curve(learnt)
+        if self.border is None or curve is None or not curve.lowest:
+            return None
+        return learnt.known.gamma * float(np.interp(shift, self.border.shifts, curve.lowest))
 
     def _start(self, counts: Tensor) -> Tensor:
         """The rehearsed biases of prototypes of so many photos, in cosines, in the same shape."""

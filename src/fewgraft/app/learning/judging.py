@@ -87,6 +87,7 @@ class JudgedLesson:
     learnt: Learnt
     check: Judged | None
     left_out: Judged
+    lowest: float | None = None  # the best logit that most new photos reach, as rehearsed
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,7 @@ def _answer(
         if old
         else None,
         _judged(lesson, learnt, examples, left_out.places, bordered.left_out),
+        bordered.lowest,
     )
 
 
@@ -176,10 +178,14 @@ def unknown_below(
 ) -> Unknown | None:
     """The best logit below which the answer is "unknown".
 
-    Without check photos nothing says how old classes would fare, and all stays as it was.
+    Without check photos nothing says how old classes would fare, and the limit is never raised. It
+    is lowered to where most new photos lay in rehearsal: a prototype of few photos is far from its
+    own class as well.
     """
     if answer.check is None or len(answer.check.photos) < FEWEST_FOR_LIMIT:
-        return before
+        if before is None or answer.lowest is None or answer.lowest >= before.threshold:
+            return before
+        return before.model_copy(update={"threshold": answer.lowest})
     what = "check photos and left-out new photos"
     return choose_threshold(best_logits(answer), false_rejects, what)
 

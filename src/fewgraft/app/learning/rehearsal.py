@@ -6,12 +6,13 @@ few of the classes set aside are taught, from 1 to 20 photos each, without an un
 with one in which old and new photos are mixed. The answers to all photos that were not used say
 what any bias on the new classes would have lost of the old ones and found of the new ones.
 
-Photos come in series. Those that are held out of a class are neighbours of one another, because a
-random draw would leave a twin of each in training.
+Photos may come in series, so half of those that are held out of a class are neighbours of one
+another: a random draw alone would leave a twin of each in training. The other half is such a draw:
+where photos do not come in series, neighbours are the typical ones of their class, and too easy.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -53,6 +54,7 @@ MOST_PHOTOS = 50  # per class: more would only take longer
 MOST_ASKED = 1000  # old photos per lesson
 BIASES = torch.arange(-16, 33) / 80  # cosines: −0.2 … 0.4
 TOLERANCE = 0.02  # where two ways are compared
+FALSE_REJECTS = 0.05  # share of photos of known classes that may be answered "unknown"
 
 Shares = NDArray[np.float64]
 
@@ -85,6 +87,12 @@ class RehearsedLesson:
             _share_below(self.new_best.numpy() - of_new.max(-1), right),
         )
 
+    def best_of_new(self, start: Sequence[float]) -> Shares:
+        """Best scores [B, m] of new photos with biases start [N] + BIASES, in cosines."""
+        novel = (self.new_novel.numpy() + np.asarray(start, np.float32)).max(-1)
+        best: Shares = np.maximum(self.new_best.numpy(), novel + BIASES.numpy()[:, None])
+        return best
+
 
 def _share_below(gaps: NDArray[np.float32], counted: NDArray[np.bool_]) -> Shares:
     """Share [B] of n photos that count and whose gap [n] is less than each of BIASES."""
@@ -101,6 +109,7 @@ class Rehearsal:
     unlabelled: dict[tuple[float, float], list[RehearsedLesson]] = field(default_factory=dict)
     cosines: list[Tensor] = field(default_factory=list)  # [n, K'] of held-out photos
     labels: list[Tensor] = field(default_factory=list)  # [n]
+    series: list[Tensor] = field(default_factory=list)  # [n] which of them are neighbours
     foreign: list[Tensor] = field(default_factory=list)  # [n] best cosines of classes set aside
 
     @property
@@ -113,6 +122,15 @@ class Rehearsal:
     def best(self) -> Tensor:
         """Best cosines [n] of held-out photos."""
         return torch.cat([cosines.amax(-1) for cosines in self.cosines])
+
+    def limit(self) -> float:
+        """The best cosine that all but a few of the held-out photos reach, drawn either way.
+
+        The lower one of the two ways: if photos come in series it is that of neighbours.
+        """
+        best, series = self.best, torch.cat(self.series)
+        groups = [own for own in (best[series], best[~series]) if len(own)]
+        return min(own.quantile(FALSE_REJECTS).item() for own in groups)
 
     @property
     def auroc(self) -> float:
@@ -177,6 +195,7 @@ def rehearse(
         fold = _Fold(features, roots, labels, n_classes, aside, shrinkage, rng)
         done.cosines.append(fold.cosines)
         done.labels.append(fold.old_labels)
+        done.series.append(fold.series)
         done.foreign.append(torch.cat([(own @ fold.weights.T).amax(-1) for own in fold.aside]))
         with one_thread():
             _rehearse_lessons(fold, done, rng)
@@ -209,12 +228,14 @@ class _Fold:
         place = stays.cumsum(0) - 1
         mine = stays[labels]
         old, own = roots[mine], place[labels[mine]]
-        held = _held_out(features[mine], own, rng)
+        series, drawn = _held_out(features[mine], own, rng)
+        held = series | drawn
         kept = int(stays.sum())
         space = space_of_roots(old[~held], own[~held], kept, features.shape[1], shrinkage)
         self.weights = class_weights(space.placed(old[~held]), own[~held], kept)
         self.old, self.old_labels = space.placed(old[held]), own[held]
         self.cosines = self.old @ self.weights.T
+        self.series = series[held]
         self.aside = [space.placed(roots[labels == label]) for label in aside.tolist()]
 
 
@@ -352,14 +373,18 @@ def _mixture(new: Tensor, old: Tensor, share: float, rng: torch.Generator) -> Te
 
 
 def _curve(
-    start: Callable[[Sequence[float]], list[float]], lessons: Iterable[RehearsedLesson]
+    start: Callable[[Sequence[float]], list[float]], lessons: Sequence[RehearsedLesson]
 ) -> Tradeoff:
     """Lost and found at each shift from where counts begin, the mean over lessons."""
     scores = [one.scores(start(one.counts.tolist())) for one in lessons]
     lost, found = (np.stack(part) for part in zip(*scores, strict=True))
     error = lost.std(0) / math.sqrt(len(lost))
+    best = np.concatenate([one.best_of_new(start(one.counts.tolist())) for one in lessons], axis=1)
     return Tradeoff(
-        lost=_rounded(lost.mean(0)), error=_rounded(error), found=_rounded(found.mean(0))
+        lost=_rounded(lost.mean(0)),
+        error=_rounded(error),
+        found=_rounded(found.mean(0)),
+        lowest=_rounded(np.quantile(best, FALSE_REJECTS, axis=1)),
     )
 
 
@@ -383,16 +408,19 @@ def _mean_share(lessons: Sequence[RehearsedLesson]) -> float:
     return sum(one.share for one in lessons) / len(lessons)
 
 
-def _held_out(features: Tensor, labels: Tensor, rng: torch.Generator) -> Tensor:
-    """Which photos [n] are held out: of each class one and its nearest neighbours, never all."""
+def _held_out(features: Tensor, labels: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Which photos are held out, never all of a class: some neighbours [n] and some drawn [n]."""
     seen = directions(features - features.mean(0))
-    held = torch.zeros(len(labels), dtype=torch.bool)
+    series, drawn = (torch.zeros(len(labels), dtype=torch.bool) for _ in range(2))
     for own in _by_class(labels):
         wanted = min(round(HELD_OUT * len(own) + 0.25), len(own) - 1)
-        if wanted:
-            first = own[torch.randint(len(own), (1,), generator=rng)]
-            held[own[(seen[own] @ seen[first[0]]).topk(wanted).indices]] = True
-    return held
+        if wanted < 1:
+            continue
+        order = _shuffled(own, rng)
+        nearest = (seen[order] @ seen[order[0]]).topk(-(-wanted // 2)).indices
+        series[order[nearest]] = True
+        drawn[order[~series[order]][: wanted // 2]] = True
+    return series, drawn
 
 
 def _thinned(

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from fewgraft.app.learning.learn import Outcome
 from fewgraft.app.report.findings import old_unmeasured
 from fewgraft.html import Html, counted, joined, listed, percent, tag
+from fewgraft.model import Unknown
 
 HOW_TO_MEASURE = (
     "Photos of old classes tell, in one folder per class: a few that the classifier was not made "
@@ -114,15 +115,27 @@ def unknown(outcome: Outcome) -> Html:
     if limit is None:
         text = "The classifier never answers “unknown”: it names the likeliest class of any photo."
         return tag("p", text)
-    kept = " It is that of before the lesson." if limit == outcome.before.card.unknown else ""
     text = (
         "Where no class fits well, the answer is “unknown”: the best class then scores less than "
-        f"{limit.threshold:.2f}.{kept} This threshold turns away {percent(limit.false_rejects)} % "
+        f"{limit.threshold:.2f}.{_whence(outcome, limit)} {percent(limit.false_rejects)} % "
         f"of {limit.pictures} {limit.chosen_on}, on which it was chosen. All of them are of known "
         f"classes: expect about {_in_100(limit.false_rejects)} good photos to be turned away. "
         f"{_said_of_foreign(outcome)} The accuracies on this page leave “unknown” aside."
     )
     return tag("p", text)
+
+
+def _whence(outcome: Outcome, limit: Unknown) -> str:
+    """How the threshold came about, and the beginning of what it costs."""
+    before = outcome.before.card.unknown
+    if limit == before:
+        return " It is that of before the lesson. This threshold turns away"
+    if before and (limit.pictures, limit.chosen_on) == (before.pictures, before.chosen_on):
+        return (
+            " The lesson lowered it to what 95 % of new photos reached in rehearsals. Before that "
+            "it turned away"
+        )
+    return " This threshold turns away"
 
 
 def _said_of_foreign(outcome: Outcome) -> str:

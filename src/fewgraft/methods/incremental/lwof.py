@@ -39,6 +39,7 @@ class LwoF(TrainedMethod):
     """Novel weights from class means and recalled base weights."""
 
     pieces = "lwof"
+    changes_base = True
 
     def initial(
         self, weights: Tensor, gamma: float, shots: int, rng: torch.Generator
@@ -68,7 +69,7 @@ class LwoF(TrainedMethod):
             for part in (task.support, recalled)
         ]
         novel = learnt["average"] * parts[0] + learnt["attention"] * parts[1]
-        base = learnt["weights"][: len(task.weights)]  # none where the setting has none
+        base = learnt["weights"][: len(task.first_weights)]  # none where the setting has none
         return GeneratedWeights(task, base, novel, learnt["gamma"])
 
 
@@ -81,9 +82,15 @@ class GeneratedWeights:
     novel: Tensor  # [E, N, d]
     gamma: Tensor
 
+    @property
+    def carried(self) -> Tensor:
+        """What the novel classes are in a next session."""
+        return self.novel
+
     def logits(self, queries: Queries) -> Tensor:
-        """Cosine logits over W = [W_b, w']."""
+        """Cosine logits over W = [W_b, w']; those of earlier sessions' classes stay."""
         base = self.task.strike(direction_logits(queries.features, self.base, self.gamma))
+        base = join_logits(base, queries.base_logits[..., len(self.base) :])
         return join_logits(base, direction_logits(queries.features, self.novel, self.gamma))
 
 

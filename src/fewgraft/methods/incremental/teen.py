@@ -9,7 +9,8 @@ base classes are well known, so they lend their semantics. On directions p of no
 
 Nothing is trained, and W_b stays as it is. The paper has τ = 16 and α of 0.1 (CIFAR-100) or 0.5
 (mini-ImageNet), on networks whose base weights are class means; here base weights are those of the
-classifier, and both values are chosen on validation episodes.
+classifier, and both values are chosen on validation episodes. Classes of earlier sessions lend
+nothing, as in the authors' code.
 """
 
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ class Teen(Method):
     def fit(self, task: Task) -> NovelWeights:
         """Calibrated prototypes beside W_b."""
         novel = prototypes(task.support, task.labels, task.ways)
-        novel = calibrated(novel, task.weights, self.alpha, self.temperature)
+        novel = calibrated(novel, task.first_weights, self.alpha, self.temperature)
         return NovelWeights(novel, task.gamma)
 
 

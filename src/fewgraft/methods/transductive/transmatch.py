@@ -40,7 +40,12 @@ class TransMatch(Method):
 
     uses_unlabelled = True
     uses_pictures = True
-    search: ClassVar[Search] = {"lr": (0.003, 0.01, 0.03, 0.1)}
+    search: ClassVar[Search] = {
+        "weight": (5.0, 15.0, 50.0, 150.0),
+        "lr": (0.001, 0.003, 0.01, 0.03, 0.1),
+        "steps": (200, 600),
+    }
+    search_by = "coordinates"
 
     steps: int = 200
     lr: float = 0.01
