@@ -229,7 +229,7 @@ class _Embedder:
         if not quarters.any():
             return self._network.features(indices)
         found = self._model.weight.new_empty(len(indices), self._model.card.width)
-        for turn in quarters.unique().tolist():
+        for turn in sorted(set(quarters.tolist())):
             # A rotated picture's mirror image is the mirror image, rotated the other way.
             views = [
                 View(mirrored=view.mirrored, quarters=-turn % 4 if view.mirrored else turn)
