@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from fewgraft.bench.results import Results
-from fewgraft.bench.runner import Bench, Job
 from fewgraft.bench.rows import run
+from fewgraft.bench.runner import Bench, Job
 from fewgraft.episodes import EpisodeSettings
 from fewgraft.metrics import Scores, paired
 from fewgraft.training.recipe import Recipe, load_recipe
