@@ -176,7 +176,6 @@ def test_the_figure_shows_every_row(rows: tuple[SessionResults, list[SessionRow]
     left, right = figure.axes
     assert len(left.lines) == 3
     assert len(right.lines) == 6, "base and novel classes"
-    assert np.asarray(left.lines[0].get_ydata())[1] == pytest.approx(
-        100 * rows[1][0].after("acc")[1].mean
-    )
+    drawn = np.asarray(left.lines[0].get_ydata())
+    assert drawn[1] == pytest.approx(100 * rows[1][0].after("acc")[1].mean)
     assert "TEEN" in described(rows[1])

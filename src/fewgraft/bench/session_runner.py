@@ -28,6 +28,7 @@ from fewgraft.zoo import stage_model
 CHUNK = 10  # draws at a time
 METHODS = (
     "nearest-prototype",
+    "nearest-prototype+bias",
     "teen",
     "meta-inc-baseline",
     "+pr",
