@@ -106,8 +106,7 @@ def _beginning(file: Path, names: Mapping[str, str], wanted: Tensors, chosen: st
     raise FewgraftError(
         f"{file} has no network of a known layout{where}",
         f"It has {_some(names.values()) or 'no tensors'}. Known are the names of ours and of the "
-        "ResNet-12s of MetaOptNet, RFS, FEAT, DeepEMD, Meta-Baseline and EASY "
-        "(docs/extending.md).",
+        "ResNet-12s of MetaOptNet, RFS, FEAT, DeepEMD, Meta-Baseline and EASY.",
     )
 
 
