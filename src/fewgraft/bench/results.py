@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -179,12 +180,19 @@ class Rows(Generic[AnyRow, AnyScores]):
 
     def append(self, row: AnyRow, scores: AnyScores) -> None:
         """Scores first, then the row; a row that another run has written meanwhile stays."""
+        self.extend([(row, scores)])
+
+    def extend(self, found: Sequence[tuple[AnyRow, AnyScores]]) -> None:
+        """The same for several rows, for which the table is read once."""
         with writing(self.folder):
             make_folder(self.folder)
         with writing(self.folder), hold_lock(self.folder / ".writing", busy=None):
-            if self.find(row.id) is None:
-                self.write_scores(self._scores_path(row.id), scores)
-                append_line(behind_links(self.folder / self.file), row.model_dump_json().encode())
+            there = {row.id for row in self.rows()}
+            for row, scores in found:
+                if row.id not in there:
+                    self.write_scores(self._scores_path(row.id), scores)
+                    line = row.model_dump_json().encode()
+                    append_line(behind_links(self.folder / self.file), line)
 
     def lock(self, name: str) -> Lock | None:
         """The right to compute a row; None while another process has it."""

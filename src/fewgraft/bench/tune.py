@@ -152,9 +152,12 @@ class _Candidates:
         start, threads = time.perf_counter(), torch.get_num_threads()
         found = self._computed([job for job, _ in new]) if new else []
         seconds = (time.perf_counter() - start) / max(1, len(new))
-        for (job, name), scores in zip(new, found, strict=True):
-            self._rows[name] = self._bench.row(job, scores, seconds, threads)
-            self._tried.append(self._rows[name], scores)
+        rows = [
+            self._bench.row(job, scores, seconds, threads)
+            for (job, _), scores in zip(new, found, strict=True)
+        ]
+        self._tried.extend(list(zip(rows, found, strict=True)))
+        self._rows |= {row.id: row for row in rows}
         return [self._tried.scores(self._rows[name]) for name in names]
 
     def _computed(self, jobs: Sequence[Job]) -> list[Scores]:
