@@ -199,3 +199,11 @@ def test_what_cannot_be_scored_is_refused() -> None:
     logits[0, 0, 0] = math.nan
     with pytest.raises(ValueError, match="finite"):
         score(logits, labels, 4)
+
+
+def test_of_equal_logits_the_first_class_counts() -> None:
+    logits = torch.tensor([[[1.0, 2.0, 2.0, 0.0], [3.0, 1.0, 3.0, 3.0], [0.0, 1.0, 2.0, 2.0]]])
+    found = score(logits, torch.tensor([[2, 0, 2]]), n_base=2)
+    naive = (logits.argmax(-1) == torch.tensor([[2, 0, 2]])).double().mean()
+    assert found.acc.item() == naive.item() == 2 / 3
+    assert (found.b_all.item(), found.n_all.item(), found.n_n.item()) == (1.0, 0.5, 1.0)

@@ -80,12 +80,16 @@ def score(logits: Tensor, labels: Tensor, n_base: int) -> Scores:
     """Scores of logits [E, Q, N_b+N] against labels [E, Q]; base classes are the first `n_base`."""
     _check(logits, labels, n_base)
     is_base = labels < n_base
-    right_among_all = logits.argmax(-1) == labels
-    right_among_novel = logits[..., n_base:].argmax(-1) + n_base == labels
+    novel_best, novel_answers = logits[..., n_base:].max(-1)
+    right_among_novel = novel_answers + n_base == labels
     if n_base:
-        right_among_base = logits[..., :n_base].argmax(-1) == labels
+        base_best, base_answers = logits[..., :n_base].max(-1)
+        right_among_base = base_answers == labels
+        # Of equally large logits the first counts, which is a base class.
+        right_among_all = right_among_base.where(base_best >= novel_best, right_among_novel)
     else:
-        right_among_base = torch.zeros_like(right_among_all)
+        right_among_base = torch.zeros_like(right_among_novel)
+        right_among_all = right_among_novel
     return Scores(
         acc=right_among_all.double().mean(-1),
         b_all=_mean_where(right_among_all, is_base),
@@ -102,7 +106,8 @@ def _check(logits: Tensor, labels: Tensor, n_base: int) -> None:
         raise ValueError(
             f"{logits.shape[-1]} columns leave no novel class beside {n_base} base ones"
         )
-    if not torch.isfinite(logits).all():
+    least, most = torch.aminmax(logits) if logits.numel() else (logits, logits)  # NaN is both
+    if not (least.isfinite().all() and most.isfinite().all()):
         raise ValueError("logits must be finite: NaN would be counted as an answer")
 
 
