@@ -17,6 +17,7 @@ timed is classification alone, on one thread, both in turn, the best of several 
   easyfsl does. Below each is easyfsl's beside Fewgraft's as it ships: other numbers are expected.
 - LaplacianShot smooths answers around BD-CSPN's prototypes as the paper has them, on features that
   are not centred: `PlainLaplacian` below is laplacian-shot with that.
+- The last three take easyfsl minutes, so that they get the first 60 episodes.
 - Finetune and TransductiveFinetuning have no partner here. FEAT, MatchingNetworks and
   RelationNetworks need modules that are trained with their backbone.
 """
@@ -26,8 +27,9 @@ import importlib
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -64,8 +66,9 @@ from fewgraft.zoo import models_folder, stage_model
 CHECKOUT = Path(__file__).resolve().parents[1]
 # The torchvision that belongs to the torch of constraints.txt: any other would replace it.
 PEERS = ("easyfsl==1.5.0", "torchvision==0.28.0")
-SETTING, STAGE, RUNS, TARGET = "transductive-fsl", "algorithm-1", 40, 10
-SLOW_RUNS, WARM_UP = 1, 5  # runs of what takes minutes; easyfsl's first episodes
+SETTING, STAGE, RUNS = "transductive-fsl", "algorithm-1", 40
+SLOW_RUNS, SLOW_EPISODES = 1, 60  # of what takes easyfsl minutes
+WARM_UP = 5  # of easyfsl's first episodes
 
 
 # --- the environment ---
@@ -272,23 +275,30 @@ def one_by_one(chunks: list[Chunk]) -> list[tuple[Tensor, Tensor, Tensor, Tensor
 
 @dataclass(frozen=True)
 class Pair:
-    """A classifier of easyfsl and its partner here."""
+    """A classifier of easyfsl and its partners here."""
 
     peer: str
-    partner: str
-    method: Method
-    runs: int = RUNS
+    partners: Mapping[str, Method]
+    slow: bool = False
+
+    @property
+    def runs(self) -> int:
+        """The best of so many is reported."""
+        return SLOW_RUNS if self.slow else RUNS
+
+
+def shipped(name: str) -> dict[str, Method]:
+    """A method as it is registered."""
+    return {name: method_spec(name).method}
 
 
 PAIRS = (
-    Pair("PrototypicalNetworks", "EuclideanMeans", EuclideanMeans()),
-    Pair("SimpleShot", "nearest-prototype", method_spec("nearest-prototype").method),
-    Pair("BDCSPN", "bd-cspn", method_spec("bd-cspn").method),
-    Pair("LaplacianShot", "PlainLaplacian", PlainLaplacian(), SLOW_RUNS),
-    Pair("PTMAP", "PlainTransport", PlainTransport(), SLOW_RUNS),
-    Pair("PTMAP", "pt-map", method_spec("pt-map").method, SLOW_RUNS),
-    Pair("TIM", "CosineTIM", CosineTIM(), SLOW_RUNS),
-    Pair("TIM", "tim-adm", method_spec("tim-adm").method, SLOW_RUNS),
+    Pair("PrototypicalNetworks", {"EuclideanMeans": EuclideanMeans()}),
+    Pair("SimpleShot", shipped("nearest-prototype")),
+    Pair("BDCSPN", shipped("bd-cspn")),
+    Pair("LaplacianShot", {"PlainLaplacian": PlainLaplacian()}, slow=True),
+    Pair("PTMAP", {"PlainTransport": PlainTransport()} | shipped("pt-map"), slow=True),
+    Pair("TIM", {"CosineTIM": CosineTIM()} | shipped("tim-adm"), slow=True),
 )
 
 
@@ -299,21 +309,25 @@ def timed(work: Callable[[], Tensor]) -> tuple[float, Tensor]:
 
 
 @torch.no_grad()
-def compare(peers: Peers, pair: Pair, chunks: list[Chunk], tasks: list[Any]) -> list[str]:
-    """Cells of the table; a few episodes of each warm up."""
-    classifier = peers.classifier(pair.peer)
-    sides = (lambda: theirs(peers, classifier, tasks), lambda: ours(pair.method, chunks))
+def compare(peers: Peers, pair: Pair, chunks: list[Chunk]) -> Iterator[list[str]]:
+    """Cells of the table, a line per partner; a few episodes of each warm up."""
+    classifier, tasks = peers.classifier(pair.peer), one_by_one(chunks)
     theirs(peers, classifier, tasks[:WARM_UP])
-    ours(pair.method, chunks[:1])
+    for method in pair.partners.values():
+        ours(method, chunks[:1])
+    sides: list[Callable[[], Tensor]] = [
+        partial(theirs, peers, classifier, tasks),
+        *(partial(ours, method, chunks) for method in pair.partners.values()),
+    ]
     runs = [[timed(side) for side in sides] for _ in range(pair.runs)]
-    (peer, there), (own, here) = (min(side, key=lambda r: r[0]) for side in zip(*runs, strict=True))
-    accuracies = [f"{interval(accuracy)}" for accuracy in (there, here)]
-    difference = 100 * (there - here).abs().max().item()
-    seconds = [f"{peer:.4f}", f"{own:.4f}"]
-    return [*accuracies, f"{difference:.2f}", *seconds, f"{peer / own:.1f}"]
+    (peer, there), *best = (min(side, key=lambda r: r[0]) for side in zip(*runs, strict=True))
+    for own, here in best:
+        difference = 100 * (there - here).abs().max().item()
+        cells = [f"{interval(accuracy)}" for accuracy in (there, here)]
+        yield [*cells, f"{difference:.2f}", f"{peer:.4f}", f"{own:.4f}", f"{peer / own:.1f}"]
 
 
-COLUMNS = "{:<20}  {:<17}  {:>5}  {:>13}  {:>13}  {:>10}  {:>7}  {:>7}  {:>5}".format
+COLUMNS = "{:<20}  {:<17}  {:>5}  {:>8}  {:>13}  {:>13}  {:>10}  {:>8}  {:>7}  {:>5}".format
 HEADER = ("Acc", "Acc", "difference", "s", "s", "ratio")
 
 
@@ -322,16 +336,16 @@ def report(recipe: str, models: Path | None, count: int) -> None:
     peers, features = Peers(), test_features(recipe, models)
     versions = [f"{name} {metadata.version(name)}" for name in ("easyfsl", "fewgraft", "torch")]
     print(f"{', '.join(versions)}; one thread")
-    print(f"{recipe}, {features.bank.features.shape[1]} features, {SETTING}, {count} episodes\n")
-    print(COLUMNS("easyfsl", "fewgraft", "shots", *HEADER))
+    print(f"{recipe}, {features.bank.features.shape[1]} features, {SETTING}\n")
+    print(COLUMNS("easyfsl", "fewgraft", "shots", "episodes", *HEADER))
     for shots in (1, 5):
-        chunks = gathered(features, shots, count)
-        tasks = one_by_one(chunks)
         for pair in track(PAIRS, f"{shots}-shot", len(PAIRS)):
-            cells = compare(peers, pair, chunks, tasks)
-            print(COLUMNS(pair.peer, pair.partner, shots, *cells), flush=True)
+            few = min(count, SLOW_EPISODES) if pair.slow else count
+            found = compare(peers, pair, gathered(features, shots, few))
+            for partner, cells in zip(pair.partners, found, strict=True):
+                print(COLUMNS(pair.peer, partner, shots, few, *cells), flush=True)
     print("\nAcc in % and processor seconds: easyfsl's, then Fewgraft's. The difference, largest")
-    print(f"of all episodes, should be 0; the ratio of the seconds {TARGET} or more.")
+    print("of all episodes, is 0 where both sides compute the same.")
 
 
 def main() -> None:
@@ -340,7 +354,12 @@ def main() -> None:
     )
     parser.add_argument("--recipe", default="icons", help="whose data and models (icons)")
     parser.add_argument("--models", type=Path, help="folder of a training run (the shipped models)")
-    parser.add_argument("--episodes", type=int, default=600, help="how many (600)")
+    parser.add_argument(
+        "--episodes",
+        type=int,
+        default=600,
+        help="how many (600); easyfsl takes minutes for the last three, which get 60",
+    )
     parser.add_argument(
         "--venv", type=Path, default=CHECKOUT / "build" / "peers", help="the environment"
     )

@@ -83,7 +83,7 @@ def test_the_copy_of_the_recipe_is_used_like_the_recipe(tmp_path: Path) -> None:
     recipe, before = load_recipe(str(copy)), load_recipe("icons")
     assert recipe.hash == before.hash
     assert recipe.hyper("+pr", 5) == before.hyper("+pr", 5)
-    printed = tomllib.loads(result.output[: result.output.index("wrote ")])["evaluation"]
+    printed = tomllib.loads(result.stdout[: result.stdout.index("wrote ")])["evaluation"]
     assert [entry["method"] for entry in printed] == ["+pr", "+pr+bias"]
     assert recipe.hyper("+pr", 1) == printed[0]["hyper"]
     assert recipe.hyper("+pr+bias", 1) == printed[0]["hyper"] | printed[1]["hyper"]
@@ -92,7 +92,7 @@ def test_the_copy_of_the_recipe_is_used_like_the_recipe(tmp_path: Path) -> None:
     counts = [math.prod(map(len, search.values())) for search in searches]
     assert sum(counts) <= len(tried) <= sum(counts) + len(counts), "and the registered values"
     again = CliRunner().invoke(app, [*WORDS, "--out", str(copy)])
-    assert again.output == result.output
+    assert again.stdout == result.stdout
     assert len(Results(tmp_path / "mine.tried").rows()) == len(tried)
 
 
@@ -104,7 +104,7 @@ def test_a_best_value_at_the_border_is_told(monkeypatch: pytest.MonkeyPatch) -> 
         app, ["bench", "tune", "icons", "--methods", "teen", "--shots", "1", "--episodes", "20"]
     )
     assert result.exit_code == 0, result.output
-    [entry] = tomllib.loads(result.output)["evaluation"]
+    [entry] = tomllib.loads(result.stdout)["evaluation"]
     told = f"# alpha = {entry['hyper']['alpha']} is at the border of what was tried"
     assert (told in result.output) == (entry["hyper"]["alpha"] != 0.2)
     assert "# temperature" not in result.output, "two values have no middle"

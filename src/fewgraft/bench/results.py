@@ -188,11 +188,12 @@ class Rows(Generic[AnyRow, AnyScores]):
             make_folder(self.folder)
         with writing(self.folder), hold_lock(self.folder / ".writing", busy=None):
             there = {row.id for row in self.rows()}
-            for row, scores in found:
-                if row.id not in there:
-                    self.write_scores(self._scores_path(row.id), scores)
-                    line = row.model_dump_json().encode()
-                    append_line(behind_links(self.folder / self.file), line)
+            new = [(row, scores) for row, scores in found if row.id not in there]
+            for row, scores in new:
+                self.write_scores(self._scores_path(row.id), scores)
+            if new:
+                lines = b"\n".join(row.model_dump_json().encode() for row, _ in new)
+                append_line(behind_links(self.folder / self.file), lines)
 
     def lock(self, name: str) -> Lock | None:
         """The right to compute a row; None while another process has it."""
