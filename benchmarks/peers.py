@@ -17,7 +17,7 @@ timed is classification alone, on one thread, both in turn, the best of several 
   easyfsl does. Below each is easyfsl's beside Fewgraft's as it ships: other numbers are expected.
 - LaplacianShot smooths answers around BD-CSPN's prototypes as the paper has them, on features that
   are not centred: `PlainLaplacian` below is laplacian-shot with that.
-- The last three take easyfsl minutes, so that they get the first 60 episodes.
+- The last three take easyfsl minutes, so that they get the first 100 episodes.
 - Finetune and TransductiveFinetuning have no partner here. FEAT, MatchingNetworks and
   RelationNetworks need modules that are trained with their backbone.
 """
@@ -67,7 +67,7 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 # The torchvision that belongs to the torch of constraints.txt: any other would replace it.
 PEERS = ("easyfsl==1.5.0", "torchvision==0.28.0")
 SETTING, STAGE, RUNS = "transductive-fsl", "algorithm-1", 40
-SLOW_RUNS, SLOW_EPISODES = 1, 60  # of what takes easyfsl minutes
+SLOW_RUNS, SLOW_EPISODES = 1, 100  # of what takes easyfsl minutes
 WARM_UP = 5  # of easyfsl's first episodes
 
 
