@@ -43,7 +43,7 @@ from fewgraft.data.parts import Part
 from fewgraft.data.store import ImageStore
 from fewgraft.episodes import EpisodeSettings, Pools, sample_episodes
 from fewgraft.errors import FewgraftError
-from fewgraft.metrics import Interval
+from fewgraft.metrics import Interval, interval
 from fewgraft.prototypes import Refinement
 from fewgraft.training.recipe import load_recipe
 from fewgraft.zoo import models_folder
@@ -358,7 +358,8 @@ def test_points_are_gains_over_the_baseline(tmp_path: Path) -> None:
     assert "of 2 methods are ahead of Meta-Inc-Baseline in n/n" in done.output
     assert (tmp_path / SCATTER).is_file()
     rows = {row.method: row for row in Results(tmp_path).rows()}
-    figure = draw_scatter(Scatter.of(list(rows.values()), "s2i", 1))
+    scatter = Scatter.of(Results(tmp_path), "s2i", 1)
+    figure = draw_scatter(scatter)
     points = figure.axes[0].lines[2:]  # after the axes
     drawn = sorted((*line.get_xdata(), *line.get_ydata()) for line in points)  # type: ignore[misc]
     found = {
@@ -367,6 +368,11 @@ def test_points_are_gains_over_the_baseline(tmp_path: Path) -> None:
     }
     base = found.pop("meta-inc-baseline")
     np.testing.assert_allclose(drawn, sorted(tuple(own - base) for own in found.values()))
+    acc = {name: Results(tmp_path).scores(row).acc for name, row in rows.items()}
+    for gain in scatter.gains:
+        apart = acc[gain.row.method] - acc["meta-inc-baseline"]
+        assert gain.joint == interval(apart), "paired"
+        assert str(gain.joint) in done.output
     done = CliRunner().invoke(bench_commands.app, ["scatter", str(tmp_path), "--shots", "5"])
     assert "lack rows of s2i" in str(done.exception)
 

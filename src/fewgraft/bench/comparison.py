@@ -1,6 +1,6 @@
 """Two rows against each other, episode by episode."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fewgraft.bench.chosen_rows import (
@@ -50,7 +50,13 @@ def find_row(results: Results, name: str, seed: int | None = None) -> Row:
     return rows[name][-1]
 
 
-def compare(results: Results, a: str, b: str, seed: int | None = None) -> Comparison:
+def compare(
+    results: Results,
+    a: str,
+    b: str,
+    seed: int | None = None,
+    metrics: Sequence[str] = ("acc", "delta", "b_all", "n_all"),
+) -> Comparison:
     """A − B episode by episode, for rows of the same queries; their settings may differ."""
     pair = [find_row(results, name, seed) for name in (a, b)]
     different = [
@@ -64,7 +70,6 @@ def compare(results: Results, a: str, b: str, seed: int | None = None) -> Compar
             f"Run both with the same options, or name other rows by their ids in {results.folder}.",
         )
     one, other = (Entry(row, results.scores(row)) for row in pair)
-    metrics = ("acc", "delta", "b_all", "n_all")
     found = {m: paired(getattr(one.scores, m), getattr(other.scores, m)) for m in metrics}
     return Comparison(one, other, found)
 

@@ -15,8 +15,10 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from fewgraft.bench.results import Row
+from fewgraft.bench.comparison import compare
+from fewgraft.bench.results import Results, Row
 from fewgraft.errors import FewgraftError
+from fewgraft.metrics import Interval
 
 BASELINE = ("meta-inc-baseline", "incremental")
 # Where a name may be: points of distance from its own point, and angles, to the right first.
@@ -26,42 +28,57 @@ BETTER, WORSE, REFERENCE = "#0072b2", "#d55e00", "#000000"
 
 
 @dataclass(frozen=True)
+class Gain:
+    """What a row is ahead of the baseline, paired over the same queries."""
+
+    row: Row
+    novel: Interval  # in n/n
+    joint: Interval  # in Acc
+
+
+@dataclass(frozen=True)
 class Scatter:
-    """Rows of one setting and number of shots, and the baseline that has no U."""
+    """Rows of one setting and number of shots against the baseline that has no U."""
 
     baseline: Row
-    rows: tuple[Row, ...]
+    gains: tuple[Gain, ...]  # the largest in Acc first
 
     @classmethod
-    def of(cls, rows: Sequence[Row], setting: str, shots: int) -> "Scatter":
-        """From all rows of a folder."""
-        here = [row for row in rows if row.shots == shots]
+    def of(cls, results: Results, setting: str, shots: int) -> "Scatter":
+        """From a folder; of several rows of a method the last."""
+        here = [row for row in results.rows() if row.shots == shots]
         baseline = [row for row in here if (row.method, row.setting) == BASELINE]
-        chosen = [row for row in here if row.setting == setting]
+        chosen = {row.method: row for row in here if row.setting == setting}
         if not baseline or not chosen:
             raise FewgraftError(
                 f"the results lack rows of {setting}, or of {BASELINE[0]}, at {shots} shots",
                 f"`fewgraft bench run RECIPE --settings {BASELINE[1]},{setting}` computes them.",
             )
-        return cls(baseline[-1], tuple(chosen))
-
-    def gains(self, row: Row) -> tuple[float, float]:
-        """What a row is ahead of the baseline in n/n and in Acc, in percentage points."""
-        both = (
-            (one.interval("n_n").mean, one.interval("acc").mean) for one in (row, self.baseline)
-        )
-        (novel, joint), (novel_before, joint_before) = both
-        return 100 * (novel - novel_before), 100 * (joint - joint_before)
+        found = [_gain(results, row.id, baseline[-1].id) for row in chosen.values()]
+        found.sort(key=lambda gain: -gain.joint.mean)
+        return cls(baseline[-1], tuple(found))
 
     def __str__(self) -> str:
         """How many gain in each."""
-        gains = [self.gains(row) for row in self.rows]
-        novel = [joint for novel, joint in gains if novel > 0]
+        ahead = [gain for gain in self.gains if gain.novel.mean > 0]
+        row = self.gains[0].row
         return (
-            f"{self.rows[0].setting}, {self.rows[0].shots}-shot, {self.rows[0].episodes} episodes: "
-            f"{len(novel)} of {len(gains)} methods are ahead of {self.baseline.title} in n/n, and "
-            f"{sum(joint > 0 for joint in novel)} of these in Acc."
+            f"{row.setting}, {row.shots}-shot, {row.episodes} episodes: "
+            f"{len(ahead)} of {len(self.gains)} methods are ahead of {self.baseline.title} in n/n, "
+            f"and {sum(gain.joint.mean > 0 for gain in ahead)} of these in Acc."
         )
+
+    def table(self) -> str:
+        """A line per method, in percentage points."""
+        lines = [f"{'':<44}  {'n/n':>15}  {'Acc':>15}"]
+        lines += [f"{g.row.title:<44}  {g.novel!s:>15}  {g.joint!s:>15}" for g in self.gains]
+        return "\n".join(lines)
+
+
+def _gain(results: Results, row: str, baseline: str) -> Gain:
+    found = compare(results, row, baseline, metrics=("n_n", "acc"))
+    novel, joint = (found.differences[metric].difference for metric in ("n_n", "acc"))
+    return Gain(found.a.row, novel, joint)
 
 
 def draw_scatter(scatter: Scatter) -> Figure:
@@ -71,9 +88,13 @@ def draw_scatter(scatter: Scatter) -> Figure:
     axes.axhline(0, color=REFERENCE, linewidth=0.8)
     axes.axvline(0, color=REFERENCE, linewidth=0.8)
     points = [
-        Point(row.method, *gains, BETTER if gains[1] > 0 else WORSE)
-        for row in scatter.rows
-        for gains in [scatter.gains(row)]
+        Point(
+            gain.row.method,
+            100 * gain.novel.mean,
+            100 * gain.joint.mean,
+            BETTER if gain.joint.mean > 0 else WORSE,
+        )
+        for gain in scatter.gains
     ]
     for point in points:
         axes.plot(point.x, point.y, marker="o", markersize=4, color=point.colour, linestyle="none")

@@ -185,8 +185,8 @@ def scatter(
 ) -> None:
     """Draw what methods gain among novel classes against what they gain in joint accuracy.
 
-    One point per row, as differences from Meta-Inc-Baseline without U; scatter.png goes into the
-    folder of the results.
+    One point per row, as differences from Meta-Inc-Baseline without U. Prints them with intervals,
+    paired over the same queries; scatter.png goes into the folder of the results.
 
     Example: fewgraft bench scatter results/cifar-fs --shots 5
     """
@@ -194,9 +194,9 @@ def scatter(
     from fewgraft.bench.results import Results
     from fewgraft.bench.scatter import Scatter, draw_scatter
 
-    found = Scatter.of(Results(results).rows(), setting, shots)
+    found = Scatter.of(Results(results), setting, shots)
     write_figure(draw_scatter(found), str(found), results / SCATTER)
-    typer.echo(f"{found}\nwrote {results / SCATTER}")
+    typer.echo(f"{found.table()}\n{found}\nwrote {results / SCATTER}")
 
 
 def report(
