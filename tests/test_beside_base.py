@@ -83,6 +83,34 @@ def test_against_one_by_one(decides: Decides, scale: float, level: float) -> Non
     torch.testing.assert_close(found, one_by_one(method, task, queries))
 
 
+GAPS = [name for name, spec in methods().items() if spec.method.takes_gaps and not spec.joint]
+
+
+@pytest.mark.parametrize("name", GAPS)
+def test_episodes_of_different_sizes_at_once(name: str) -> None:
+    """Against one at a time: what one episode lacks is no picture of another."""
+    task, queries = problem()
+    method = BesideBase(method_spec(name).method, 1.0, "means")
+    left = (task.support @ task.unlabelled.mT).amax(1) > (task.weights @ task.unlabelled.mT).amax(1)
+    assert len(set(left.sum(1).tolist())) > 1
+    found = method.fit(task)
+    assert len(found.answers.parts) == 1
+    expected = one_by_one(method, task, queries)
+    torch.testing.assert_close(found.logits(queries), expected, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", GAPS)
+def test_an_episode_with_nothing_left_beside_others(name: str) -> None:
+    task, queries = problem()
+    base = task.base_unlabelled.clone()
+    base[1] = 2 * GAMMA
+    task = dataclasses.replace(task, base_unlabelled=base)
+    found = BesideBase(method_spec(name).method).fit(task).logits(queries)
+    plain = torch.cat([queries.base_logits, GAMMA * queries.features @ task.support.mT], -1)
+    torch.testing.assert_close(found[1], plain[1])
+    assert not torch.allclose(found[0], plain[0])
+
+
 def test_one_fit_serves_every_way_and_scale() -> None:
     """What X said of other queries is not taken for an answer."""
     task, queries = problem()

@@ -52,6 +52,8 @@ class Task:
         lengths: How long the features of support [E, S] and unlabelled [E, U] were before they
             became directions, for methods that say `uses_lengths`.
         grafted: How many of the base classes, the last ones, were novel in earlier sessions.
+        present: Which of the unlabelled pictures are there [E, U], for methods that say
+            `takes_gaps`; the others are rows of 0. None: all are.
 
     Example:
         >>> import torch
@@ -85,6 +87,7 @@ class Task:
     absent: Tensor | None = None
     lengths: tuple[Tensor, Tensor] | None = None
     grafted: int = 0
+    present: Tensor | None = None
 
     def __len__(self) -> int:
         """How many episodes there are."""
@@ -175,6 +178,7 @@ class Method(ABC):
     uses_base_features: ClassVar[bool] = False
     uses_lengths: ClassVar[bool] = False  # of features, before they became directions
     changes_base: ClassVar[bool] = False  # whether base logits are others than γ·cos(f, w)
+    takes_gaps: ClassVar[bool] = False  # whether episodes may have U of different sizes
     # How many episodes it is given together; 0: as many as is usual in the setting.
     at_a_time: ClassVar[int] = 0
     # What its learnt pieces are called, beside the models and in recipes; "": it has none.

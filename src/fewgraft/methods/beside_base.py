@@ -16,15 +16,16 @@ novel classes in units of a cosine. The paper's point is that such combinations 
 classes (Sec. 1); docs/results.md shows by how much.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Self
 
+import torch
 from torch import Tensor
 
 from fewgraft.methods.base import Method, MethodSpec, Queries, Search, Solution, Task
-from fewgraft.methods.transductive.nearness import equally_many
+from fewgraft.methods.transductive.nearness import equally_many, first_of_all
 from fewgraft.prototypes import (
     class_sums,
     direction_logits,
@@ -99,17 +100,31 @@ class BesideBase(Method):
         left = best > task.base_unlabelled.amax(-1)  # [E, U]
         parts = [
             LearntPart(episodes, rest, self.inner.fit(_novel_alone(task, episodes, rest, left)))
-            for episodes, rest in equally_many(task.unlabelled, left)
+            for episodes, rest in self._parts(task.unlabelled, left)
         ]
         return AnswersBeside(novel, Answers(task, parts), task.gamma, self)
+
+    def _parts(self, unlabelled: Tensor, left: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Episodes [e] that X learns from at once, and what is left of their U [e, U', d].
+
+        All that have anything left where X takes gaps, which come last; else equally many.
+        """
+        if not self.inner.takes_gaps:
+            yield from equally_many(unlabelled, left)
+            return
+        for episodes in (left.any(1).nonzero()[:, 0], (~left.any(1)).nonzero()[:, 0]):
+            if len(episodes):
+                yield episodes, first_of_all(unlabelled[episodes], left[episodes])
 
 
 def _novel_alone(task: Task, episodes: Tensor, unlabelled: Tensor, left: Tensor) -> Task:
     """Some episodes [e] without base classes and without what U shows of them [e, U', d].
 
-    `left` [E, U] says what of U that is.
+    `left` [E, U] says what of U that is. Rows of U' beyond what an episode has left are gaps.
     """
     pictures = task.pictures
+    counts = left[episodes].sum(1)
+    has_gaps = bool((counts != unlabelled.shape[1]).any())
     if pictures is not None:
         some, kept = episodes.cpu(), left[episodes].cpu()
         rest = pictures.unlabelled[some][kept].view(len(some), -1)
@@ -123,6 +138,9 @@ def _novel_alone(task: Task, episodes: Tensor, unlabelled: Tensor, left: Tensor)
         weights=task.weights[:0],
         numbers=task.numbers[episodes.cpu()],
         pictures=pictures,
+        present=torch.arange(unlabelled.shape[1], device=counts.device) < counts[:, None]
+        if has_gaps
+        else None,
     )
 
 

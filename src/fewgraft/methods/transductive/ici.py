@@ -42,6 +42,7 @@ class InstanceCredibility(Method):
     """How many join at a time, and how free the classifier is."""
 
     uses_unlabelled = True
+    takes_gaps = True
     search: ClassVar[Search] = {"strength": (1.0, 10.0, 100.0), "per_round": (5, 10)}
     search_by = "coordinates"
 
@@ -55,19 +56,24 @@ class InstanceCredibility(Method):
         if not task.unlabelled.shape[1] or task.ways == 1:
             return NovelWeights(prototypes(task.support, task.labels, task.ways), task.gamma)
         pictures = directions(torch.cat([task.support, task.unlabelled], 1).double())
-        components = principal(pictures, self.components)
         n_support = task.support.shape[1]
         chosen = torch.zeros(pictures.shape[:2], dtype=torch.bool, device=pictures.device)
         chosen[:, :n_support] = True
+        there = torch.ones_like(chosen)
+        if task.present is not None:
+            there[:, n_support:] = task.present
+        gaps = None if task.present is None else there
+        components = principal(pictures, self.components, gaps)
         labels = torch.zeros_like(chosen, dtype=torch.int64)
         labels[:, :n_support] = task.labels
         weights = regressions(pictures, labels, task.ways, self.strength, chosen)
-        while not chosen.all():
-            e = (~chosen.all(1)).nonzero()[:, 0]  # episodes that go on
+        while (left := there & ~chosen).any():
+            e = left.any(1).nonzero()[:, 0]  # episodes that go on
             guessed = linear(pictures[e], weights[e]).argmax(-1)
             labels[e, n_support:] = guessed[:, n_support:]
-            order = self.order(components[e], members_of(labels[e], task.ways, pictures.dtype))
-            chosen[e] |= first_of_each(order, labels[e], chosen[e], task.ways, self.per_round)
+            one_hot = members_of(labels[e], task.ways, pictures.dtype) * there[e][..., None]
+            order = self.order(components[e], one_hot)
+            chosen[e] |= first_of_each(order, labels[e], ~left[e], task.ways, self.per_round)
             given = pictures[e], labels[e], task.ways, self.strength, chosen[e]
             weights[e] = regressions(*given)
         return LearntClassifier(weights)
@@ -81,17 +87,20 @@ class InstanceCredibility(Method):
         return order.gather(1, since.gather(1, order).argsort(dim=1, stable=True))
 
 
-def principal(pictures: Tensor, count: int) -> Tensor:
+def principal(pictures: Tensor, count: int, there: Tensor | None = None) -> Tensor:
     """Orthonormal scores Z [E, n, count] of the first components of pictures [E, n, d].
 
-    Components that the pictures do not have are 0.
+    Components that the pictures do not have are 0, and so are rows that are not `there` [E, n].
     """
-    centred = pictures - pictures.mean(1, keepdim=True)
+    n = pictures.shape[1] if there is None else there.sum(1)[:, None, None]
+    centred = pictures - pictures.sum(1, keepdim=True) / n  # a row that is not there is 0
+    if there is not None:
+        centred = centred * there[..., None]
     values, vectors = torch.linalg.eigh(centred @ centred.transpose(1, 2))
     values, vectors = values[..., -count:], vectors[..., -count:]
-    present = (values > RANK**2 * values[..., -1:].clamp(min=RANK))[:, None]
-    scores: Tensor = vectors * present
-    return scores
+    real = (values > RANK**2 * values[..., -1:].clamp(min=RANK))[:, None]
+    scores: Tensor = vectors * real
+    return scores if there is None else scores * there[..., None]
 
 
 def credibility(components: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -154,12 +163,12 @@ def lengths_of(residuals: Tensor) -> Tensor:
     return residuals.square().sum(1).sqrt_()
 
 
-def first_of_each(order: Tensor, labels: Tensor, chosen: Tensor, ways: int, count: int) -> Tensor:
-    """The first `count` pictures of each class in `order` [E, n] that are not chosen yet."""
-    fresh = members_of(labels, ways, torch.int64) * ~chosen[..., None]  # [E, n, N]
+def first_of_each(order: Tensor, labels: Tensor, taken: Tensor, ways: int, count: int) -> Tensor:
+    """The first `count` pictures of each class in `order` [E, n] that are not taken [E, n] yet."""
+    fresh = members_of(labels, ways, torch.int64) * ~taken[..., None]  # [E, n, N]
     ordered = fresh.gather(1, order[..., None].expand_as(fresh))
-    taken = ((ordered.cumsum(1) <= count) & (ordered > 0)).any(-1)
-    return torch.zeros_like(chosen).scatter(1, order, taken)
+    first = ((ordered.cumsum(1) <= count) & (ordered > 0)).any(-1)
+    return torch.zeros_like(taken).scatter(1, order, first)
 
 
 @dataclass(frozen=True)

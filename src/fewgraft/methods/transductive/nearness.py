@@ -58,6 +58,14 @@ def equally_many(pictures: Tensor, kept: Tensor) -> Iterator[tuple[Tensor, Tenso
         yield episodes, rest.view(len(episodes), count, pictures.shape[-1])
 
 
+def first_of_all(pictures: Tensor, kept: Tensor) -> Tensor:
+    """What is kept [E, n] of pictures [E, n, d], in their order, then rows of 0: [E, n', d]."""
+    count = int(kept.sum(1).amax())
+    order = (~kept).int().argsort(dim=1, stable=True)[:, :count, None]
+    found = (pictures * kept[..., None]).gather(1, order.expand(-1, -1, pictures.shape[-1]))
+    return found
+
+
 def propagated(edges: Tensor, degrees: Tensor, values: Tensor, alpha: float) -> Tensor:
     """(I − αS)⁻¹ V of values V [E, n, m]; S = D^−½ A D^−½ of edges A [E, n, n], D their degrees."""
     scale = degrees.rsqrt()

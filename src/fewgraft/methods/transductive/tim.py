@@ -18,6 +18,7 @@ each is answered alone. The gradient is written out: one product of features and
 back. There is no place for base classes in it.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -38,6 +39,7 @@ class Evidence:
 
     features: Tensor  # [E, S+U, d]
     members: Tensor  # one-hot labels of the support, classes first [E, N, S]
+    present: Tensor | None = None  # 1 for unlabelled pictures that are there [E, 1, U]; None: all
 
     @property
     def supports(self) -> int:
@@ -49,12 +51,37 @@ class Evidence:
         total = self.members @ self.features[:, : self.supports]
         return total / self.members.sum(2, keepdim=True)
 
+    @property
+    def count(self) -> Tensor | int:
+        """How many unlabelled pictures there are [E, 1, 1]."""
+        if self.present is None:
+            return self.features.shape[1] - self.supports
+        return self.present.sum(2, keepdim=True)
+
+    def there(self, values: Tensor) -> Tensor:
+        """Values of unlabelled pictures [E, N, U], with 0 where there is none."""
+        return values if self.present is None else values * self.present
+
+    def parts(self) -> "Iterator[Evidence]":
+        """A few episodes at a time."""
+        some = max(1, AT_A_TIME // self.features[0].numel())
+        for start in range(0, len(self.features), some):
+            e = slice(start, start + some)
+            present = None if self.present is None else self.present[e]
+            yield Evidence(self.features[e].contiguous(), self.members[e], present)
+
+    def double(self) -> "Evidence":
+        """The same in double precision."""
+        present = None if self.present is None else self.present.double()
+        return Evidence(self.features.double(), self.members.double(), present)
+
 
 @dataclass(frozen=True)
 class InformationMaximisation(Method):
     """Common to TIM and α-TIM: W by Adam."""
 
     uses_unlabelled = True
+    takes_gaps = True
 
     steps: int = 1000
     lr: float = 1e-4
@@ -69,9 +96,9 @@ class InformationMaximisation(Method):
             return NovelWeights(prototypes(task.support, task.labels, task.ways), task.gamma)
         features = directions(torch.cat([task.support, task.unlabelled], 1))
         members = members_of(task.labels, task.ways, features.dtype).transpose(1, 2)
-        some = max(1, AT_A_TIME // features[0].numel())
-        parts = zip(torch.split(features, some), torch.split(members, some), strict=True)
-        weights = [self.weights(Evidence(f.contiguous(), m)) for f, m in parts]
+        present = None if task.present is None else task.present[:, None].to(features.dtype)
+        given = Evidence(features, members, present)
+        weights = [self.weights(part) for part in given.parts()]
         return DistanceWeights(torch.cat(weights).to(features.dtype), self.temperature)
 
     def weights(self, given: Evidence) -> Tensor:
@@ -99,9 +126,10 @@ class InformationMaximisation(Method):
         logs = logits.log_softmax(1)
         n, p = given.supports, logs.exp()
         unlabelled = p[:, :, n:]
-        used = unlabelled.mean(2, keepdim=True).clamp(min=torch.finfo(p.dtype).tiny).log()
+        used = given.there(unlabelled).sum(2, keepdim=True) / given.count
+        used = used.clamp(min=torch.finfo(p.dtype).tiny).log()
         slope = self.w_marginal * self.slope(used) - self.w_conditional * self.slope(logs[:, :, n:])
-        by_p = slope / unlabelled.shape[2]
+        by_p = given.there(slope / given.count)
         found = torch.empty_like(p)
         found[:, :, :n] = (self.w_support / n) * (p[:, :, :n] - given.members)
         inner = (unlabelled * by_p).sum(1, keepdim=True)
@@ -136,7 +164,7 @@ class AlternatingTIM(InformationMaximisation):
 
     def weights(self, given: Evidence) -> Tensor:
         """W [E, N, d]; in double precision, because rounding adds up over closed forms."""
-        given = Evidence(given.features.double(), given.members.double())
+        given = given.double()
         weights = given.means()
         for _ in range(self.steps):
             weights = self._step(given, weights)
@@ -144,14 +172,16 @@ class AlternatingTIM(InformationMaximisation):
 
     def _step(self, given: Evidence, weights: Tensor) -> Tensor:
         n, each = given.supports, 1 + self.w_conditional
-        labelled, unlabelled = self.w_support / each, n / (given.features.shape[1] - n)
+        labelled, unlabelled = self.w_support / each, n / given.count
         logs = class_logits(given.features, weights, self.temperature / 2).log_softmax(1)
         sharp = each * logs[:, :, n:]
         used = sharp.logsumexp(2, keepdim=True)
+        if given.present is not None:
+            used = (sharp + given.present.log()).logsumexp(2, keepdim=True)
         q = (sharp - self.w_marginal / (1 + self.w_marginal) * used).softmax(1)
-        targets = torch.cat([labelled * given.members, unlabelled * q], 2)
+        targets = torch.cat([labelled * given.members, given.there(unlabelled * q)], 2)
         p = logs.exp()
-        guesses = torch.cat([labelled * p[:, :, :n], unlabelled * p[:, :, n:]], 2)
+        guesses = torch.cat([labelled * p[:, :, :n], given.there(unlabelled * p[:, :, n:])], 2)
         pull = (targets - guesses) @ given.features
         return (pull + guesses.sum(2, keepdim=True) * weights) / targets.sum(2, keepdim=True)
 
