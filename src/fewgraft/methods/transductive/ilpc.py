@@ -42,7 +42,8 @@ from fewgraft.prototypes import class_sums, directions, join_logits, members_of,
 LR, MOMENTUM, DECAY, STEPS = 0.1, 0.9, 5e-4, 1000  # of the linear classifier
 NEVER = 10**9  # a round that does not come
 FEWEST = 5  # a round that finds fewer is the last
-LONGEST, MOST_MISSED = 16, 1e-5  # steps at a time, and the error of an expected one
+LENGTHS = (16, 8, 1)  # steps at a time at most: shorter ones where one is further off than
+MOST_MISSED = 1e-5  # from what was expected
 AT_A_TIME = 250_000  # numbers of products: they stay near the processor from step to step
 
 
@@ -255,10 +256,13 @@ def mean_losses(features: Tensor, members: Tensor, targets: Tensor, used: Tensor
     share = (used / used.sum(1, keepdim=True)).float()[:, None]
     targets = targets.transpose(1, 2).float()
     given = (logits, products, share, targets)
-    losses, missed = _followed(course(STEPS, MOMENTUM, LONGEST), *given)
-    e = (missed > MOST_MISSED).nonzero()[:, 0]  # episodes that want every step
-    if len(e):
-        losses[e] = _followed(course(STEPS, MOMENTUM, 1), *(x[e] for x in given))[0]
+    losses, missed = _followed(course(STEPS, MOMENTUM, LENGTHS[0]), *given)
+    e = torch.arange(len(losses), device=losses.device)
+    for longest in LENGTHS[1:]:
+        e = e[missed > MOST_MISSED]  # episodes that want shorter steps
+        if not len(e):
+            break
+        losses[e], missed = _followed(course(STEPS, MOMENTUM, longest), *(x[e] for x in given))
     return losses
 
 
