@@ -43,6 +43,7 @@ class PrototypePropagation(Method):
     """The authors' values for balanced tasks."""
 
     uses_unlabelled = True
+    takes_gaps = True
     search: ClassVar[Search] = {"sharpness": (5.0, 10.0, 20.0, 40.0), "power": (0.5, 0.7, 1.0)}
     search_by = "coordinates"
 
@@ -61,42 +62,52 @@ class PrototypePropagation(Method):
         if task.unlabelled.shape[1] == 0:
             return NovelWeights(prototypes(task.support, task.labels, task.ways), task.gamma)
         features = self._powers(torch.cat([task.support, task.unlabelled], 1))
+        there = None
+        if task.present is not None:
+            there = torch.cat([torch.ones_like(task.labels, dtype=torch.bool), task.present], 1)
+            features = features * there[..., None]
         axes = principal_axes(features, self.dimensions)
-        mean = (features @ axes).mean(1, keepdim=True)
+        n = features.shape[1] if there is None else there.sum(1)[:, None, None]
+        mean = (features @ axes).sum(1, keepdim=True) / n
 
         def place(pictures: Tensor) -> Tensor:
             return directions(self._powers(pictures) @ axes - mean)
 
         placed = directions(features @ axes - mean)
         members = members_of(task.labels, task.ways, placed.dtype)
-        centres = self._moved(placed, members)
+        centres = self._moved(placed, members, there)
         return Centres(place, centres, self.sharpness, self.together, PLAN_TOLERANCE)
 
     def _powers(self, features: Tensor) -> Tensor:
         return power_transform(features.double(), self.power, self.negatives)
 
-    def _moved(self, features: Tensor, members: Tensor) -> Tensor:
-        """Prototypes [E, N, d] of features [E, S+U, d], from labels [E, S, N] of the first S."""
+    def _moved(self, features: Tensor, members: Tensor, there: Tensor | None) -> Tensor:
+        """Prototypes [E, N, d] of features [E, S+U, d], from labels [E, S, N] of the first S.
+
+        Features that are not `there` [E, S+U] take no part.
+        """
         supports = members.shape[1]
+        taking = None if there is None else there[:, supports:]
         centres = directions(class_sums(members, features[:, :supports]))
         for _ in range(self.steps):
             logs = class_logits(features[:, supports:], centres, self.sharpness).transpose(1, 2)
-            plan = transport_plan(logs, equal_shares(logs), PLAN_TOLERANCE)
-            spread = self.propagated(members, plan)
+            plan = transport_plan(logs, equal_shares(logs, taking), PLAN_TOLERANCE, taking)
+            spread = self.propagated(members, plan, there)
             shared = torch.cat([members, plan], 1)
             weights = self.propagated_share * spread + (1 - self.propagated_share) * shared
             means = class_sums(weights, features) / weights.sum(1).clamp(min=LEAST)[..., None]
             centres = centres + self.alpha * (means - centres)
         return centres
 
-    def propagated(self, members: Tensor, plan: Tensor) -> Tensor:
+    def propagated(self, members: Tensor, plan: Tensor, there: Tensor | None = None) -> Tensor:
         """F [E, S+U, N] after its transport, from Y [E, S, N] and P [E, U, N]."""
         shared = torch.cat([members, plan], 1)  # Z
         own = members.transpose(1, 2) @ members
         passed = shared.transpose(1, 2) @ (shared / shared.sum(1, keepdim=True).clamp(min=LEAST))
         laplacian = torch.eye(own.shape[1], dtype=own.dtype, device=own.device) - passed
         spread = shared @ torch.linalg.solve(own + self.gamma * laplacian, own)
-        return scaled(spread.clamp(min=0), equal_shares(shared), LABEL_TOLERANCE, fixed=members)
+        shares = equal_shares(shared, there)
+        return scaled(spread.clamp(min=0), shares, LABEL_TOLERANCE, fixed=members)
 
 
 METHODS = (

@@ -11,14 +11,13 @@ def principal_axes(features: Tensor, count: int) -> Tensor:
 
     There are as many as n and d allow. A vector along which there is nothing is 0.
     """
-    if features.shape[1] >= features.shape[2]:
-        axes: Tensor = torch.linalg.eigh(features.transpose(1, 2) @ features)[1]
-        return axes[..., -count:]
-    squares, vectors = torch.linalg.eigh(features @ features.transpose(1, 2))
+    enough = features.shape[1] >= features.shape[2]
+    turned = features.transpose(1, 2)
+    squares, vectors = torch.linalg.eigh(turned @ features if enough else features @ turned)
     squares, vectors = squares[:, None, -count:], vectors[..., -count:]
     there = squares > FLAT * squares.amax(2, keepdim=True)
-    found: Tensor = features.transpose(1, 2) @ vectors * squares.where(there, 1.0).rsqrt() * there
-    return found
+    axes: Tensor = vectors if enough else turned @ vectors * squares.where(there, 1.0).rsqrt()
+    return axes * there
 
 
 def spanning(features: Tensor) -> Tensor:

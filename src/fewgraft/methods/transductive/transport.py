@@ -96,9 +96,11 @@ def _kernel(logs: Tensor, taking: Tensor | None) -> Tensor:
     return (logs - largest).exp() * taking[..., None]
 
 
-def equal_shares(logs: Tensor) -> Tensor:
-    """The same share of the n pictures for each class of logs [E, n, N] → [E, N]."""
+def equal_shares(logs: Tensor, taking: Tensor | None = None) -> Tensor:
+    """The same share of the n pictures, or of those taking part [E, n], for each class → [E, N]."""
     episodes, pictures, classes = logs.shape
+    if taking is not None:
+        return (taking.sum(1, keepdim=True).double() / classes).expand(-1, classes)
     return logs.new_full((episodes, classes), pictures / classes, dtype=torch.float64)
 
 
