@@ -16,8 +16,9 @@ def principal_axes(features: Tensor, count: int) -> Tensor:
     squares, vectors = torch.linalg.eigh(turned @ features if enough else features @ turned)
     squares, vectors = squares[:, None, -count:], vectors[..., -count:]
     there = squares > FLAT * squares.amax(2, keepdim=True)
-    axes: Tensor = vectors if enough else turned @ vectors * squares.where(there, 1.0).rsqrt()
-    return axes * there
+    axes = vectors if enough else turned @ vectors * squares.where(there, 1.0).rsqrt()
+    found: Tensor = axes * there
+    return found
 
 
 def spanning(features: Tensor) -> Tensor:
