@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -260,6 +261,8 @@ METHODS: tuple[Method, ...] = (
     Teen(),
     PrototypeRefinement(steps=3, alpha=0.5),
     PrototypeRefinement(steps=2, unlabelled_bias=0.3, bias=-0.5),
+    PrototypeRefinement(steps=1, earlier=3),
+    PrototypeRefinement(steps=3, alpha=0.5, unlabelled_bias=0.3, bias=-0.5, earlier=2),
 )
 
 
@@ -276,7 +279,8 @@ def by_hand(
         if t:
             support = made.bank[torch.from_numpy(draws.support[r, t - 1])]
             own = [support[k * shots : (k + 1) * shots] for k in range(draws.settings.ways)]
-            new = [directions(one.mean(0)) for one in own]
+            new, counts = [directions(one.mean(0)) for one in own], [shots] * len(own)
+            sums, stay = [one.sum(0) for one in own], len(weights)
             if isinstance(method, Teen):
                 for k, prototype in enumerate(new):
                     share = (method.temperature * (base @ prototype)).softmax(0)
@@ -284,17 +288,22 @@ def by_hand(
                     new[k] = directions((1 - method.alpha) * prototype + method.alpha * pulled)
             if isinstance(method, PrototypeRefinement):
                 u = made.bank[torch.from_numpy(draws.unlabelled[r, t - 1])]
-                old = gamma * u @ torch.stack(weights).T + torch.tensor(biases)
+                if method.earlier:  # classes of earlier sessions move, too
+                    stay = len(base)
+                    again = weights[stay:]
+                    new, sums = again + new, [method.earlier * w for w in again] + sums
+                    counts = [method.earlier] * len(again) + counts
+                old = gamma * u @ torch.stack(weights[:stay]).T + torch.tensor(biases[:stay])
                 for _ in range(method.steps):
                     novel = gamma * u @ torch.stack(new).T + method.unlabelled_bias
-                    p = torch.cat([old, novel], 1).softmax(1)[:, len(weights) :]
+                    p = torch.cat([old, novel], 1).softmax(1)[:, stay:]
                     for k, prototype in enumerate(new):
-                        total = own[k].sum(0) + (p[:, k, None] * u).sum(0)
-                        estimate = directions(total / (shots + p[:, k].sum()))
+                        total = sums[k] + (p[:, k, None] * u).sum(0)
+                        estimate = directions(total / (counts[k] + p[:, k].sum()))
                         moved = method.alpha * estimate + (1 - method.alpha) * prototype
                         new[k] = directions(moved)
-            weights += new
-            biases += [bias] * len(new)
+            weights = weights[:stay] + new
+            biases = biases[:stay] + [bias] * len(new)
         seen = columns < len(weights)
         f = made.bank[torch.from_numpy(pictures[seen])]
         answers = (gamma * f @ torch.stack(weights).T + torch.tensor(biases)).argmax(1).numpy()
@@ -333,6 +342,37 @@ def test_sessions_have_equal_beginnings_and_an_empty_u_is_no_u(features: Session
     assert torch.equal(plain.acc[:, 0], taught.acc[:, 0]), "W_b is the same"
     assert torch.equal(plain.acc, refined.acc), "an empty U gives the inductive answer"
     assert plain.novel[:, 0].isnan().all()
+
+
+def test_later_sets_refine_earlier_classes_and_no_base_class(features: SessionFeatures) -> None:
+    draws = draw_sessions(features.pools, SETTINGS, 1)
+    off, on = (
+        list(features.lessons(PrototypeRefinement(bias=-0.5, earlier=count), draws, 0))
+        for count in (0, 5)
+    )
+    assert [len(one.weights) for one in on] == [len(one.weights) for one in off]
+    assert torch.equal(on[1].weights, off[1].weights), "session 1 has nothing before it"
+    for before, after in pairwise(on):
+        assert torch.equal(after.weights[:108], features.weights)
+        moved = (after.weights[108 : len(before.weights)] != before.weights[108:]).any(1)
+        assert moved.all()
+    for before, after in pairwise(off):
+        assert torch.equal(after.weights[: len(before.weights)], before.weights)
+    f = features.bank[torch.from_numpy(draws.queries(0)[0])][None]
+    last = on[-1]
+    bias = torch.cat([torch.zeros(108), torch.full((12,), -0.5)])
+    expected = features.gamma * f @ directions(last.weights).T + bias
+    torch.testing.assert_close(last.logits(f), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_earlier_classes_need_unlabelled_pictures_to_move(features: SessionFeatures) -> None:
+    none = draw_sessions(features.pools, dataclasses.replace(SETTINGS, unlabelled=0), 1)
+    off, on = (
+        list(features.lessons(PrototypeRefinement(earlier=count), none, 0))[-1] for count in (0, 5)
+    )
+    assert torch.equal(on.weights, off.weights)
+    f = features.bank[torch.from_numpy(none.queries(0)[0])][None]
+    assert torch.equal(on.logits(f), off.logits(f))
 
 
 def test_the_order_of_sessions_does_not_change_class_means(features: SessionFeatures) -> None:

@@ -9,10 +9,16 @@ proposed method without adaptation.
 The rows with a bias are there for honesty: how much of the proposed method's gain does a mere shift
 of the border between base and novel classes give, chosen on validation episodes, and what is left
 of the gain when both have one?
+
+Over sessions, a later U may refine the novel classes of earlier sessions as well (`earlier`, ours):
+they are novel again, and since their supports are gone, each is given some at its prototype. Base
+classes never move.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
+
+import torch
 
 from fewgraft.methods.base import Method, MethodSpec, NovelWeights, Search, Task
 from fewgraft.prototypes import Refinement, prototypes, refine
@@ -23,12 +29,13 @@ class PrototypeRefinement(Method):
     """Prototypes, refined `steps` times."""
 
     uses_unlabelled = True
-    added = ("normalise",)
+    added = ("normalise", "earlier")
     search: ClassVar[Search] = {
         "steps": (1, 2, 3, 5, 10),
         "alpha": (0.5, 1.0),
         "temperature": (1.0, 1.5, 2.0),
     }
+    over_sessions: ClassVar[Search] = {"earlier": (0, 5, 15, 50)}
 
     steps: int = 5
     alpha: float = 1.0
@@ -36,6 +43,7 @@ class PrototypeRefinement(Method):
     unlabelled_bias: float = 0.0  # on the novel logits of U
     bias: float = 0.0  # on the novel logits of the answer
     normalise: bool = True  # features and prototypes to directions; False is the paper's letter
+    earlier: int = 0  # supports that a class of an earlier session counts for; 0: it stays
 
     @property
     def uses_lengths(self) -> bool:  # type: ignore[override]
@@ -51,6 +59,8 @@ class PrototypeRefinement(Method):
 
     def fit(self, task: Task) -> NovelWeights:
         """Eq. 2, then Eqs. 3–4; an empty U leaves the prototypes."""
+        grafted = task.grafted if self.earlier and task.unlabelled.shape[1] else 0
+        task = novel_again(task, self.earlier) if grafted else task
         support, unlabelled = task.support, task.unlabelled
         if not self.normalise:
             support, unlabelled = task.with_lengths()
@@ -65,7 +75,26 @@ class PrototypeRefinement(Method):
                 task.gamma,
                 self.refinement,
             )
-        return NovelWeights(novel, task.gamma, self.bias)
+        return NovelWeights(novel, task.gamma, self.bias, grafted)
+
+
+def novel_again(task: Task, count: int) -> Task:
+    """The task with the classes of earlier sessions among its novel ones, as the first of them.
+
+    Their supports are gone: each has `count` at its prototype instead.
+    """
+    kept, again = len(task.first_weights), task.grafted * count
+    earlier = task.weights[kept:].repeat_interleave(count, 0).expand(len(task), -1, -1)
+    labels = torch.arange(task.grafted, device=task.labels.device).repeat_interleave(count)
+    return replace(
+        task,
+        ways=task.grafted + task.ways,
+        support=torch.cat([earlier, task.support], 1),
+        labels=torch.cat([labels.expand(len(task), again), task.grafted + task.labels], 1),
+        base_unlabelled=task.base_unlabelled[..., :kept],
+        weights=task.first_weights,
+        grafted=0,
+    )
 
 
 @dataclass(frozen=True)
@@ -74,7 +103,7 @@ class BiasedRefinement(PrototypeRefinement):
 
     search: ClassVar[Search] = {
         "unlabelled_bias": (-2.0, -1.5, -1.0, -0.5, 0.5),
-        "bias": (-4.0, -3.0, -2.5, -2.0, -1.5, -1.0, -0.5, 0.5),
+        "bias": (-8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.5, -2.0, -1.5, -1.0, -0.5, 0.5),
     }
 
 
