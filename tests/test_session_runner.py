@@ -119,7 +119,7 @@ def test_titles_say_what_is_not_as_usual(bench: SessionBench, tmp_path: Path) ->
     bench.split_features(jobs[0]).base_means = bench.split_features(jobs[0]).weights
     found = [title_of(row) for row, _ in run(jobs, SessionResults(tmp_path), bench)]
     pr = "Meta-Inc-Baseline + PR"
-    assert found == [f"{pr}, no U", "Imprint", f"{pr}, base class means, earlier refined"]
+    assert found == [f"{pr}, no U", "Imprint", f"{pr}, base class means, earlier refined (5)"]
 
 
 @pytest.mark.parametrize("method", ["proposed", "soft-k-means"])

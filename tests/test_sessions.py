@@ -288,14 +288,16 @@ def by_hand(
                     new[k] = directions((1 - method.alpha) * prototype + method.alpha * pulled)
             if isinstance(method, PrototypeRefinement):
                 u = made.bank[torch.from_numpy(draws.unlabelled[r, t - 1])]
+                lifts = [method.unlabelled_bias] * len(new)
                 if method.earlier:  # classes of earlier sessions move, too
                     stay = len(base)
                     again = weights[stay:]
                     new, sums = again + new, [method.earlier * w for w in again] + sums
                     counts = [method.earlier] * len(again) + counts
+                    lifts = [method.bias] * len(again) + lifts
                 old = gamma * u @ torch.stack(weights[:stay]).T + torch.tensor(biases[:stay])
                 for _ in range(method.steps):
-                    novel = gamma * u @ torch.stack(new).T + method.unlabelled_bias
+                    novel = gamma * u @ torch.stack(new).T + torch.tensor(lifts)
                     p = torch.cat([old, novel], 1).softmax(1)[:, stay:]
                     for k, prototype in enumerate(new):
                         total = sums[k] + (p[:, k, None] * u).sum(0)

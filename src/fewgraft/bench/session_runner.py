@@ -26,6 +26,7 @@ from fewgraft.training.recipe import Recipe
 from fewgraft.zoo import stage_model
 
 CHUNK = 10  # draws at a time
+MIX = SessionSettings().mix  # of no unlabelled sets, so that there is one such row only
 METHODS = (
     "nearest-prototype",
     "nearest-prototype+bias",
@@ -110,7 +111,7 @@ def session_jobs(
         method, hyper = method_spec(name).method, recipe.session_hyper(name, settings.shots)
         job = SessionJob(recipe.name, recipe.data, name, hyper, settings, draws, models, base)
         if without and method.uses_unlabelled and settings.unlabelled:
-            found.append(replace(job, settings=replace(settings, unlabelled=0)))
+            found.append(replace(job, settings=replace(settings, unlabelled=0, mix=MIX)))
         counts = earlier if "earlier" in method.over_sessions else ()
         found += [replace(job, hyper=hyper | {"earlier": count}) for count in counts] or [job]
     return found

@@ -43,10 +43,11 @@ def title_of(row: SessionRow) -> str:
     has_u = row.session_settings["unlabelled"] > 0
     spec = methods().get(row.method)  # None: of a file
     wants_u = spec is None or spec.method.uses_unlabelled
+    earlier = row.hyper.get("earlier", 0)
     remarks = (
         (row.base != BASES[0], "base class means"),
         (wants_u and not has_u, "no U"),
-        (has_u and bool(row.hyper.get("earlier")), "earlier refined"),
+        (has_u and bool(earlier), f"earlier refined ({earlier})"),
     )
     return ", ".join([row.title, *(text for holds, text in remarks if holds)])
 

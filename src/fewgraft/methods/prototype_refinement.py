@@ -59,8 +59,13 @@ class PrototypeRefinement(Method):
 
     def fit(self, task: Task) -> NovelWeights:
         """Eq. 2, then Eqs. 3–4; an empty U leaves the prototypes."""
-        grafted = task.grafted if self.earlier and task.unlabelled.shape[1] else 0
-        task = novel_again(task, self.earlier) if grafted else task
+        grafted, refinement = 0, self.refinement
+        if self.earlier and task.grafted and task.unlabelled.shape[1]:
+            grafted, new = task.grafted, task.ways
+            task = novel_again(task, self.earlier)
+            # Of earlier classes, U is what the classifier so far answers.
+            biases = [self.bias] * grafted + [self.unlabelled_bias] * new
+            refinement = replace(refinement, novel_bias=task.support.new_tensor(biases))
         support, unlabelled = task.support, task.unlabelled
         if not self.normalise:
             support, unlabelled = task.with_lengths()
@@ -73,7 +78,7 @@ class PrototypeRefinement(Method):
                 unlabelled,
                 task.base_unlabelled,
                 task.gamma,
-                self.refinement,
+                refinement,
             )
         return NovelWeights(novel, task.gamma, self.bias, grafted)
 
