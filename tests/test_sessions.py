@@ -266,6 +266,28 @@ METHODS: tuple[Method, ...] = (
 )
 
 
+def steps_of(
+    method: PrototypeRefinement,
+    moving: list[Tensor],
+    sums: list[Tensor],
+    count: int,
+    bias: float,
+    others: Tensor,
+    u: Tensor,
+    gamma: float,
+) -> list[Tensor]:
+    """Eqs. 3–4, one class at a time; `others` are the logits of classes that stay."""
+    moving = list(moving)
+    for _ in range(method.steps):
+        own = gamma * u @ torch.stack(moving).T + bias
+        p = torch.cat([others, own], 1).softmax(1)[:, others.shape[1] :]
+        for k, prototype in enumerate(moving):
+            total = sums[k] + (p[:, k, None] * u).sum(0)
+            estimate = directions(total / (count + p[:, k].sum()))
+            moving[k] = directions(method.alpha * estimate + (1 - method.alpha) * prototype)
+    return moving
+
+
 def by_hand(
     made: SessionFeatures, draws: SessionDraws, method: Method, r: int
 ) -> list[list[float]]:
@@ -279,8 +301,7 @@ def by_hand(
         if t:
             support = made.bank[torch.from_numpy(draws.support[r, t - 1])]
             own = [support[k * shots : (k + 1) * shots] for k in range(draws.settings.ways)]
-            new, counts = [directions(one.mean(0)) for one in own], [shots] * len(own)
-            sums, stay = [one.sum(0) for one in own], len(weights)
+            new = [directions(one.mean(0)) for one in own]
             if isinstance(method, Teen):
                 for k, prototype in enumerate(new):
                     share = (method.temperature * (base @ prototype)).softmax(0)
@@ -288,24 +309,17 @@ def by_hand(
                     new[k] = directions((1 - method.alpha) * prototype + method.alpha * pulled)
             if isinstance(method, PrototypeRefinement):
                 u = made.bank[torch.from_numpy(draws.unlabelled[r, t - 1])]
-                lifts = [method.unlabelled_bias] * len(new)
-                if method.earlier:  # classes of earlier sessions move, too
-                    stay = len(base)
-                    again = weights[stay:]
-                    new, sums = again + new, [method.earlier * w for w in again] + sums
-                    counts = [method.earlier] * len(again) + counts
-                    lifts = [method.bias] * len(again) + lifts
-                old = gamma * u @ torch.stack(weights[:stay]).T + torch.tensor(biases[:stay])
-                for _ in range(method.steps):
-                    novel = gamma * u @ torch.stack(new).T + torch.tensor(lifts)
-                    p = torch.cat([old, novel], 1).softmax(1)[:, stay:]
-                    for k, prototype in enumerate(new):
-                        total = sums[k] + (p[:, k, None] * u).sum(0)
-                        estimate = directions(total / (counts[k] + p[:, k].sum()))
-                        moved = method.alpha * estimate + (1 - method.alpha) * prototype
-                        new[k] = directions(moved)
-            weights = weights[:stay] + new
-            biases = biases[:stay] + [bias] * len(new)
+                old = gamma * u @ torch.stack(weights).T + torch.tensor(biases)
+                sums = [one.sum(0) for one in own]
+                new = steps_of(method, new, sums, shots, method.unlabelled_bias, old, u, gamma)
+                if method.earlier and t > 1:  # then classes of earlier sessions
+                    again, count = weights[108:], method.earlier
+                    now = gamma * u @ torch.stack(new).T + bias
+                    old = torch.cat([old[:, :108], now], 1)
+                    sums = [count * w for w in again]
+                    weights[108:] = steps_of(method, again, sums, count, bias, old, u, gamma)
+            weights += new
+            biases += [bias] * len(new)
         seen = columns < len(weights)
         f = made.bank[torch.from_numpy(pictures[seen])]
         answers = (gamma * f @ torch.stack(weights).T + torch.tensor(biases)).argmax(1).numpy()

@@ -59,8 +59,7 @@ class Refinement:
         steps: How often Eqs. 3–4 are applied (n_steps).
         alpha: How far a prototype moves to its new estimate (α): 1 is all the way.
         temperature: Of the pseudo-labels; not in the paper, 1 leaves them as they are.
-        novel_bias: On the novel logits of U, one or one per class [N]; not in the paper, 0 leaves
-            them as they are.
+        novel_bias: On the novel logits of U; not in the paper, 0 leaves them as they are.
         normalise: Whether prototypes become directions after each step. False is the paper's letter
             (Eqs. 3–4), for features as the network gives them.
 
@@ -80,7 +79,7 @@ class Refinement:
     steps: int = 1
     alpha: float = 1.0
     temperature: float = 1.0
-    novel_bias: float | Tensor = 0.0
+    novel_bias: float = 0.0
     normalise: bool = True
 
 

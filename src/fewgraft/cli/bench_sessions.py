@@ -147,8 +147,8 @@ def sessions(
             _tune(loaded, folder, names, settings, draws, base, compute)
             return
         place = out or Path("results") / loaded.name
-        given = (loaded, folder, names, settings, draws, base, numbers(earlier))
-        jobs = session_jobs(*given, without=without)
+        counts = numbers(earlier)
+        jobs = session_jobs(loaded, folder, names, settings, draws, base, counts, without=without)
         _run(jobs, compute, place, metric, form)
 
 

@@ -10,18 +10,18 @@ The rows with a bias are there for honesty: how much of the proposed method's ga
 of the border between base and novel classes give, chosen on validation episodes, and what is left
 of the gain when both have one?
 
-Over sessions, a later U may refine the novel classes of earlier sessions as well (`earlier`, ours):
-they are novel again, and since their supports are gone, each is given some at its prototype. Base
-classes never move.
+Over sessions, a later U may refine the novel classes of earlier sessions as well (`earlier`, ours).
+Base classes never move.
 """
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from fewgraft.methods.base import Method, MethodSpec, NovelWeights, Search, Task
-from fewgraft.prototypes import Refinement, prototypes, refine
+from fewgraft.prototypes import Refinement, cosine_logits, join_logits, prototypes, refine
 
 
 @dataclass(frozen=True)
@@ -59,47 +59,38 @@ class PrototypeRefinement(Method):
 
     def fit(self, task: Task) -> NovelWeights:
         """Eq. 2, then Eqs. 3–4; an empty U leaves the prototypes."""
-        grafted, refinement = 0, self.refinement
-        if self.earlier and task.grafted and task.unlabelled.shape[1]:
-            grafted, new = task.grafted, task.ways
-            task = novel_again(task, self.earlier)
-            # Of earlier classes, U is what the classifier so far answers.
-            biases = [self.bias] * grafted + [self.unlabelled_bias] * new
-            refinement = replace(refinement, novel_bias=task.support.new_tensor(biases))
         support, unlabelled = task.support, task.unlabelled
         if not self.normalise:
             support, unlabelled = task.with_lengths()
         novel = prototypes(support, task.labels, task.ways, normalise=self.normalise)
-        if unlabelled.shape[1]:
-            novel = refine(
-                novel,
-                support,
-                task.labels,
-                unlabelled,
-                task.base_unlabelled,
-                task.gamma,
-                refinement,
-            )
-        return NovelWeights(novel, task.gamma, self.bias, grafted)
+        if not unlabelled.shape[1]:
+            return NovelWeights(novel, task.gamma, self.bias)
+        config, base = self.refinement, task.base_unlabelled
+        novel = refine(novel, support, task.labels, unlabelled, base, task.gamma, config)
+        if not self.earlier or not task.grafted:
+            return NovelWeights(novel, task.gamma, self.bias)
+        again = torch.cat([self._earlier(task, unlabelled, novel), novel], 1)
+        return NovelWeights(again, task.gamma, self.bias, task.grafted)
 
+    def _earlier(self, task: Task, unlabelled: Tensor, novel: Tensor) -> Tensor:
+        """Novel classes of earlier sessions [E, G, d], refined after the session's own [E, N, d].
 
-def novel_again(task: Task, count: int) -> Task:
-    """The task with the classes of earlier sessions among its novel ones, as the first of them.
-
-    Their supports are gone: each has `count` at its prototype instead.
-    """
-    kept, again = len(task.first_weights), task.grafted * count
-    earlier = task.weights[kept:].repeat_interleave(count, 0).expand(len(task), -1, -1)
-    labels = torch.arange(task.grafted, device=task.labels.device).repeat_interleave(count)
-    return replace(
-        task,
-        ways=task.grafted + task.ways,
-        support=torch.cat([earlier, task.support], 1),
-        labels=torch.cat([labels.expand(len(task), again), task.grafted + task.labels], 1),
-        base_unlabelled=task.base_unlabelled[..., :kept],
-        weights=task.first_weights,
-        grafted=0,
-    )
+        U counts by what the classifier with all of them answers. The supports of earlier sessions
+        are gone: each class has some at its prototype instead.
+        """
+        kept, classes = len(task.first_weights), torch.arange(task.grafted)
+        earlier = task.weights[kept:].expand(len(task), -1, -1)
+        labels = classes.repeat_interleave(self.earlier).expand(len(task), -1).to(novel.device)
+        new = cosine_logits(unlabelled, novel, task.gamma) + self.bias
+        return refine(
+            earlier,
+            earlier.repeat_interleave(self.earlier, 1),
+            labels,
+            unlabelled,
+            join_logits(task.base_unlabelled[..., :kept], new),
+            task.gamma,
+            replace(self.refinement, novel_bias=self.bias),
+        )
 
 
 @dataclass(frozen=True)
