@@ -1,6 +1,7 @@
 """Sessions in the benchmark: complete rows, nothing twice, tables, a figure, and tuning."""
 
 import dataclasses
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 from session_tasks import made_features
 
+from fewgraft.bench.ray_engine import Worker
 from fewgraft.bench.rows import run
 from fewgraft.bench.session_runner import (
     SessionBench,
@@ -87,6 +89,19 @@ def test_whatever_changes_the_numbers_changes_the_name(bench: SessionBench) -> N
     ]
     identities = [str(bench.identity(job)) for job in jobs]
     assert len(set(identities)) == len(jobs)
+
+
+def test_a_worker_of_a_cluster_computes_the_same_chunk(bench: SessionBench) -> None:
+    """What `--engine ray` runs elsewhere: a job that was sent there, and a bench of its own."""
+    before = torch.get_num_threads()
+    try:
+        worker = Worker({}, SessionBench)
+    finally:
+        torch.set_num_threads(before)
+    worker._bench._opened = dict(bench._opened)
+    job = pickle.loads(pickle.dumps(a_job()))
+    found, expected = worker.chunk(job, range(10, 12)), bench.chunk(a_job(), range(10, 12))
+    torch.testing.assert_close(found.acc, expected.acc)
 
 
 def test_a_damaged_row_is_told(bench: SessionBench, tmp_path: Path) -> None:
@@ -201,6 +216,8 @@ def test_published_rows_stand_beside_the_same_protocol_only(
     average = sum(published["CEC (Res20)"]) / 9
     assert average == pytest.approx(59.53, abs=0.01)
     assert published["CEC (Res20)"][0] - published["CEC (Res20)"][-1] == pytest.approx(23.93)
+    mini = published_sessions("mini-imagenet-sessions")["NC-FSCIL (Res12)"]
+    assert sum(mini) / 9 == pytest.approx(67.82, abs=0.01)
     settings = {**found[0].session_settings, "sessions": 8, "ways": 5, "shots": 5}
     other = [
         row.model_copy(update={"data": "cifar-100-sessions", "session_settings": settings})
