@@ -1,6 +1,7 @@
 """Sessions in the benchmark: complete rows, nothing twice, tables, a figure, and tuning."""
 
 import dataclasses
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 from session_tasks import made_features
 
+from fewgraft.bench.ray_engine import Worker
 from fewgraft.bench.rows import run
 from fewgraft.bench.session_runner import (
     SessionBench,
@@ -22,12 +24,14 @@ from fewgraft.bench.session_tables import (
     draw_sessions_figure,
     published_sessions,
     session_table,
+    title_of,
 )
 from fewgraft.bench.session_tuning import tune_sessions
 from fewgraft.bench.table_formats import markdown
 from fewgraft.data.store import ImageStore
 from fewgraft.errors import FewgraftError
 from fewgraft.methods import method_spec
+from fewgraft.methods.prototype_refinement import PrototypeRefinement
 from fewgraft.metrics import paired
 from fewgraft.sessions import SessionSettings
 from fewgraft.training.recipe import Chosen, load_recipe
@@ -87,6 +91,19 @@ def test_whatever_changes_the_numbers_changes_the_name(bench: SessionBench) -> N
     assert len(set(identities)) == len(jobs)
 
 
+def test_a_worker_of_a_cluster_computes_the_same_chunk(bench: SessionBench) -> None:
+    """What `--engine ray` runs elsewhere: a job that was sent there, and a bench of its own."""
+    before = torch.get_num_threads()
+    try:
+        worker = Worker({}, SessionBench)
+    finally:
+        torch.set_num_threads(before)
+    worker._bench._opened = dict(bench._opened)
+    job = pickle.loads(pickle.dumps(a_job()))
+    found, expected = worker.chunk(job, range(10, 12)), bench.chunk(a_job(), range(10, 12))
+    torch.testing.assert_close(found.acc, expected.acc)
+
+
 def test_a_damaged_row_is_told(bench: SessionBench, tmp_path: Path) -> None:
     [(row, _)] = run([a_job(draws=2)], SessionResults(tmp_path), bench)
     path = tmp_path / "sessions.jsonl"
@@ -94,6 +111,30 @@ def test_a_damaged_row_is_told(bench: SessionBench, tmp_path: Path) -> None:
     with pytest.raises(FewgraftError, match=r"sessions\.jsonl, line 1 is damaged"):
         SessionResults(tmp_path).rows()
     assert row.draws == 2
+
+
+def test_rows_with_and_without_u_and_earlier_classes_refined() -> None:
+    names = ["nearest-prototype", "+pr"]
+    given = (load_recipe("icons"), ICONS, names, SETTINGS, 2, "weights")
+    plain, *refined = session_jobs(*given, [0, 5], without=True)
+    assert plain.hyper == {}
+    assert [job.settings.unlabelled for job in refined] == [0, 6, 6]
+    assert [job.configured.hyper.get("earlier", 0) for job in refined[1:]] == [0, 5]
+    assert len(session_jobs(*given)) == 2
+    with pytest.raises(FewgraftError, match="less than 0"):
+        session_jobs(*given, [-1])
+
+
+def test_titles_say_what_is_not_as_usual(bench: SessionBench, tmp_path: Path) -> None:
+    jobs = [
+        a_job(draws=2, unlabelled=0),
+        a_job("nearest-prototype", draws=2, unlabelled=0),
+        dataclasses.replace(a_job(draws=2), hyper={"earlier": 5}, base="means"),
+    ]
+    bench.split_features(jobs[0]).base_means = bench.split_features(jobs[0]).weights
+    found = [title_of(row) for row, _ in run(jobs, SessionResults(tmp_path), bench)]
+    pr = "Meta-Inc-Baseline + PR"
+    assert found == [f"{pr}, no U", "Imprint", f"{pr}, base class means, earlier refined (5)"]
 
 
 @pytest.mark.parametrize("method", ["proposed", "soft-k-means"])
@@ -126,6 +167,20 @@ def test_tuning_never_looks_at_test_classes(bench: SessionBench) -> None:
     assert one.chosen.method == "nearest-prototype+bias"
     assert one.chosen.hyper.keys() == {"bias"}
     assert one.gain.difference.mean >= -0.02, "the best of many is not far below the default"
+
+
+def test_what_only_sessions_know_is_tried_last_and_may_be_off(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PrototypeRefinement, "search", {"steps": (1, 2)})
+    monkeypatch.setattr(PrototypeRefinement, "over_sessions", {"earlier": (0, 5)})
+    [one] = tune_sessions(load_recipe("icons"), ICONS, ["+pr"], SETTINGS, 3, bench)
+    assert one.chosen.hyper.keys() == {"steps", "earlier"}
+    accuracies = one.over_sessions["earlier"]
+    assert accuracies.keys() == {0, 5}
+    assert one.best.accuracy == max(accuracies.values())
+    assert accuracies[one.chosen.hyper["earlier"]] == one.best.accuracy
+    assert one.borders == {}, "any of two is at a border"
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +216,8 @@ def test_published_rows_stand_beside_the_same_protocol_only(
     average = sum(published["CEC (Res20)"]) / 9
     assert average == pytest.approx(59.53, abs=0.01)
     assert published["CEC (Res20)"][0] - published["CEC (Res20)"][-1] == pytest.approx(23.93)
+    mini = published_sessions("mini-imagenet-sessions")["NC-FSCIL (Res12)"]
+    assert sum(mini) / 9 == pytest.approx(67.82, abs=0.01)
     settings = {**found[0].session_settings, "sessions": 8, "ways": 5, "shots": 5}
     other = [
         row.model_copy(update={"data": "cifar-100-sessions", "session_settings": settings})

@@ -104,6 +104,22 @@ def test_cub_200_in_sessions(tmp_path: Path) -> None:
         draw_sessions(pools, SessionSettings(10, 10, 2, unlabelled=0, listed=True), 1)
 
 
+def test_a_folder_of_ones_own_in_sessions(tmp_path: Path) -> None:
+    for k in range(20):
+        for i in range(20):
+            picture(tmp_path / "photos" / f"class {k:02}" / f"{i}.png", 100 * k + i)
+    store = add_data("photos", tmp_path / "photos", root=tmp_path / "stores")
+    pools = SessionPools.of(store, queries=6)
+    assert pools.n_base == len(store.base_classes)
+    settings = SessionSettings(sessions=2, ways=2, shots=5, unlabelled=4, queries=6)
+    draws = draw_sessions(pools, settings, 2)
+    novel = set(store.by_class(Part.NOVEL_TEST))
+    assert set(draws.classes.flatten().tolist()) <= novel
+    assert (store.labels[draws.support[0, 1]] == np.repeat(draws.classes[0, 1], 5)).all()
+    trained = store.indices(Part.BASE_TRAIN)
+    assert not np.isin(draws.unlabelled, trained).any()
+
+
 def test_lists_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     cub(tmp_path)
     (tmp_path / "session_2.txt").write_text("CUB_200_2011/images/001.Bird_0/Bird_0_0000.jpg\n")

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -260,7 +261,31 @@ METHODS: tuple[Method, ...] = (
     Teen(),
     PrototypeRefinement(steps=3, alpha=0.5),
     PrototypeRefinement(steps=2, unlabelled_bias=0.3, bias=-0.5),
+    PrototypeRefinement(steps=1, earlier=3),
+    PrototypeRefinement(steps=3, alpha=0.5, unlabelled_bias=0.3, bias=-0.5, earlier=2),
 )
+
+
+def steps_of(
+    method: PrototypeRefinement,
+    moving: list[Tensor],
+    sums: list[Tensor],
+    count: int,
+    bias: float,
+    others: Tensor,
+    u: Tensor,
+    gamma: float,
+) -> list[Tensor]:
+    """Eqs. 3–4, one class at a time; `others` are the logits of classes that stay."""
+    moving = list(moving)
+    for _ in range(method.steps):
+        own = gamma * u @ torch.stack(moving).T + bias
+        p = torch.cat([others, own], 1).softmax(1)[:, others.shape[1] :]
+        for k, prototype in enumerate(moving):
+            total = sums[k] + (p[:, k, None] * u).sum(0)
+            estimate = directions(total / (count + p[:, k].sum()))
+            moving[k] = directions(method.alpha * estimate + (1 - method.alpha) * prototype)
+    return moving
 
 
 def by_hand(
@@ -285,14 +310,14 @@ def by_hand(
             if isinstance(method, PrototypeRefinement):
                 u = made.bank[torch.from_numpy(draws.unlabelled[r, t - 1])]
                 old = gamma * u @ torch.stack(weights).T + torch.tensor(biases)
-                for _ in range(method.steps):
-                    novel = gamma * u @ torch.stack(new).T + method.unlabelled_bias
-                    p = torch.cat([old, novel], 1).softmax(1)[:, len(weights) :]
-                    for k, prototype in enumerate(new):
-                        total = own[k].sum(0) + (p[:, k, None] * u).sum(0)
-                        estimate = directions(total / (shots + p[:, k].sum()))
-                        moved = method.alpha * estimate + (1 - method.alpha) * prototype
-                        new[k] = directions(moved)
+                sums = [one.sum(0) for one in own]
+                new = steps_of(method, new, sums, shots, method.unlabelled_bias, old, u, gamma)
+                if method.earlier and t > 1:  # then classes of earlier sessions
+                    again, count = weights[108:], method.earlier
+                    now = gamma * u @ torch.stack(new).T + bias
+                    old = torch.cat([old[:, :108], now], 1)
+                    sums = [count * w for w in again]
+                    weights[108:] = steps_of(method, again, sums, count, bias, old, u, gamma)
             weights += new
             biases += [bias] * len(new)
         seen = columns < len(weights)
@@ -333,6 +358,37 @@ def test_sessions_have_equal_beginnings_and_an_empty_u_is_no_u(features: Session
     assert torch.equal(plain.acc[:, 0], taught.acc[:, 0]), "W_b is the same"
     assert torch.equal(plain.acc, refined.acc), "an empty U gives the inductive answer"
     assert plain.novel[:, 0].isnan().all()
+
+
+def test_later_sets_refine_earlier_classes_and_no_base_class(features: SessionFeatures) -> None:
+    draws = draw_sessions(features.pools, SETTINGS, 1)
+    off, on = (
+        list(features.lessons(PrototypeRefinement(bias=-0.5, earlier=count), draws, 0))
+        for count in (0, 5)
+    )
+    assert [len(one.weights) for one in on] == [len(one.weights) for one in off]
+    assert torch.equal(on[1].weights, off[1].weights), "session 1 has nothing before it"
+    for before, after in pairwise(on):
+        assert torch.equal(after.weights[:108], features.weights)
+        moved = (after.weights[108 : len(before.weights)] != before.weights[108:]).any(1)
+        assert moved.all()
+    for before, after in pairwise(off):
+        assert torch.equal(after.weights[: len(before.weights)], before.weights)
+    f = features.bank[torch.from_numpy(draws.queries(0)[0])][None]
+    last = on[-1]
+    bias = torch.cat([torch.zeros(108), torch.full((12,), -0.5)])
+    expected = features.gamma * f @ directions(last.weights).T + bias
+    torch.testing.assert_close(last.logits(f), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_earlier_classes_need_unlabelled_pictures_to_move(features: SessionFeatures) -> None:
+    none = draw_sessions(features.pools, dataclasses.replace(SETTINGS, unlabelled=0), 1)
+    off, on = (
+        list(features.lessons(PrototypeRefinement(earlier=count), none, 0))[-1] for count in (0, 5)
+    )
+    assert torch.equal(on.weights, off.weights)
+    f = features.bank[torch.from_numpy(none.queries(0)[0])][None]
+    assert torch.equal(on.logits(f), off.logits(f))
 
 
 def test_the_order_of_sessions_does_not_change_class_means(features: SessionFeatures) -> None:

@@ -41,7 +41,7 @@ def test_icons_models_are_small() -> None:
 
 
 # Not learnt yet.
-NOT_SHIPPED: dict[str, tuple[str, ...]] = {"icons": ("cec",), "cifar-fs": ("cec", "dpgn")}
+NOT_SHIPPED: dict[str, tuple[str, ...]] = {"icons": (), "cifar-fs": ("cec", "dpgn")}
 
 
 @pytest.mark.parametrize("folder", [ZOO / "icons", CHECKOUT_ZOO / "cifar-fs"])
@@ -109,24 +109,35 @@ def test_without_a_source_tree_it_is_said_where_models_are(
     assert "zoo" not in error.value.hint
 
 
-# --- CIFAR-FS, beside the package ---
+# --- CIFAR-100, beside the package ---
+
+CIFAR_CLASSES = {"cifar-fs": 64, "cifar-100-sessions": 60}
 
 
+@pytest.mark.parametrize("name", CIFAR_CLASSES)
 @pytest.mark.parametrize("stage", STAGES)
-def test_cifar_models_load(stage: str) -> None:
-    model = stage_model(CHECKOUT_ZOO / "cifar-fs", stage)
+def test_cifar_models_load(name: str, stage: str) -> None:
+    model = stage_model(CHECKOUT_ZOO / name, stage)
     assert model.card.stage == stage
-    assert len(model.card.classes) == 64
+    assert len(model.card.classes) == CIFAR_CLASSES[name]
     assert model.card.backbone == "resnet12-narrow"
-    assert model.card.recipe["name"] == "cifar-fs"
+    assert model.card.recipe["name"] == name
     pictures = torch.zeros(2, 32, 32, 3, dtype=torch.uint8)
     with torch.no_grad():
-        assert model(model.prepare(pictures)).shape == (2, 64)
+        assert model(model.prepare(pictures)).shape == (2, CIFAR_CLASSES[name])
 
 
-def test_cifar_models_are_small() -> None:
-    files = [path for path in (CHECKOUT_ZOO / "cifar-fs").rglob("*") if path.is_file()]
+@pytest.mark.parametrize("name", CIFAR_CLASSES)
+def test_cifar_models_are_small(name: str) -> None:
+    files = [path for path in (CHECKOUT_ZOO / name).rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 15_000_000
+
+
+@pytest.mark.parametrize("pieces", ["cec", "lwof"])
+def test_what_methods_have_learnt_for_sessions_ships(pieces: str) -> None:
+    folder = CHECKOUT_ZOO / "cifar-100-sessions"
+    found = load_pieces(folder, pieces, 5)
+    assert found.card.weights == weights_hash(stage_model(folder, "pre-trained"))
 
 
 @needs_cifar

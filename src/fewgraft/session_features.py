@@ -76,7 +76,8 @@ class SessionFeatures(SplitFeatures):
         if not sessions:
             yield carried
         pairs = zip(draws.support[number], draws.unlabelled[number], strict=True)
-        sessions += [(ways, support, unlabelled) for support, unlabelled in pairs]
+        looks = method.uses_unlabelled  # else nobody has to answer for U
+        sessions += [(ways, support, u if looks else none) for support, u in pairs]
         for new, support, unlabelled in sessions:
             task = carried.task(new, self._rows(support), self._rows(unlabelled), number)
             task = dataclasses.replace(

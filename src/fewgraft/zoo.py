@@ -10,7 +10,7 @@ from fewgraft.model import CosineModel, load_model, read_card
 ZOO = Path(str(resources.files("fewgraft") / "zoo_models"))
 CHECKOUT_ZOO = ZOO.parents[2] / "zoo"  # where this is a source tree
 IMPORTED = "imported"  # the stage of a model that others trained
-IN_SOURCE_TREE = ("cifar-fs",)  # models that are too large for the package
+IN_SOURCE_TREE = ("cifar-100-sessions", "cifar-fs")  # models that are too large for the package
 
 
 def shipped_names() -> list[str]:

@@ -1,7 +1,7 @@
 """Sessions in the benchmark: every method on the same draws, each as one complete row."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from fewgraft.training.recipe import Recipe
 from fewgraft.zoo import stage_model
 
 CHUNK = 10  # draws at a time
+MIX = SessionSettings().mix  # of no unlabelled sets, so that there is one such row only
 METHODS = (
     "nearest-prototype",
     "nearest-prototype+bias",
@@ -79,8 +80,18 @@ def session_jobs(
     settings: SessionSettings,
     draws: int,
     base: str = "weights",
+    earlier: Sequence[int] = (),
+    *,
+    without: bool = False,
 ) -> list[SessionJob]:
-    """A job for each method, with what validation sessions have chosen for it."""
+    """A job for each method, with what validation sessions have chosen for it.
+
+    Of a method that can refine classes of earlier sessions, a job for each value of `earlier`, if
+    there are any, and not the chosen one. `without` unlabelled sets, one more job comes first for
+    each method that uses them: on the same shots and tests.
+    """
+    if any(count < 0 for count in earlier):
+        raise FewgraftError("a class of an earlier session cannot count for less than 0 pictures")
     if base not in BASES:
         raise FewgraftError(f"base classes cannot begin with '{base}'", nearest(base, BASES))
     for name in methods:
@@ -95,11 +106,15 @@ def session_jobs(
             "sessions need pictures and a model; imported features have neither",
             "Give the folder of a training run with --models.",
         )
-    hyper = {name: recipe.session_hyper(name, settings.shots) for name in methods}
-    return [
-        SessionJob(recipe.name, recipe.data, name, hyper[name], settings, draws, models, base)
-        for name in methods
-    ]
+    found = []
+    for name in methods:
+        method, hyper = method_spec(name).method, recipe.session_hyper(name, settings.shots)
+        job = SessionJob(recipe.name, recipe.data, name, hyper, settings, draws, models, base)
+        if without and method.uses_unlabelled and settings.unlabelled:
+            found.append(replace(job, settings=replace(settings, unlabelled=0, mix=MIX)))
+        counts = earlier if "earlier" in method.over_sessions else ()
+        found += [replace(job, hyper=hyper | {"earlier": count}) for count in counts] or [job]
+    return found
 
 
 class SessionRow(Record):

@@ -11,6 +11,7 @@ from fewgraft.bench.ratio import COLOURS, MARKERS
 from fewgraft.bench.session_runner import SessionResults, SessionRow
 from fewgraft.bench.tables import MISSING, Cell, Column, Section, Table
 from fewgraft.data.splits import EMBEDDED
+from fewgraft.methods import methods
 from fewgraft.metrics import Interval, paired
 from fewgraft.session_features import BASES
 from fewgraft.sessions import SessionSettings
@@ -34,8 +35,21 @@ def published_sessions(data: str) -> dict[str, list[float]]:
 
 
 def title_of(row: SessionRow) -> str:
-    """As tables print it; what base classes begin with is said where it is not W_b."""
-    return row.title if row.base == BASES[0] else f"{row.title}, base class means"
+    """As tables print it, with all that is not as usual.
+
+    That is what base classes begin with where it is not W_b, a method that uses unlabelled sets and
+    has none, and whether such sets refine classes of earlier sessions.
+    """
+    has_u = row.session_settings["unlabelled"] > 0
+    spec = methods().get(row.method)  # None: of a file
+    wants_u = spec is None or spec.method.uses_unlabelled
+    earlier = row.hyper.get("earlier", 0)
+    remarks = (
+        (row.base != BASES[0], "base class means"),
+        (wants_u and not has_u, "no U"),
+        (has_u and bool(earlier), f"earlier refined ({earlier})"),
+    )
+    return ", ".join([row.title, *(text for holds, text in remarks if holds)])
 
 
 def session_table(

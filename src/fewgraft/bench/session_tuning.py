@@ -2,18 +2,20 @@
 
 Validation sessions teach novel/val classes or, where a data set has none, base classes rotated by
 quarters, from pictures that were held back from training. What is best has the highest mean
-accuracy over all sessions.
+accuracy over all sessions. What means something over sessions only is tried last, each at the best
+values so far; it may be turned off.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fewgraft.bench.rows import Engine, in_this_process
 from fewgraft.bench.session_runner import SessionBench, SessionJob, session_jobs
-from fewgraft.bench.tune import SEARCHES, registered
+from fewgraft.bench.tune import SEARCHES, at_borders, registered
 from fewgraft.methods import method_spec
+from fewgraft.methods.base import Method
 from fewgraft.metrics import Paired, join_scores, paired
 from fewgraft.progress import track
 from fewgraft.session_scores import SessionScores
@@ -41,6 +43,12 @@ class SessionTuned:
     chosen: Chosen
     best: SessionCandidate
     gain: Paired  # average accuracy over the registered hyper-parameters
+    over_sessions: Mapping[str, Mapping[Any, float]]  # accuracy by value, the rest at its best
+
+    @property
+    def borders(self) -> dict[str, Any]:
+        """The best values that are the smallest or largest of those to try."""
+        return at_borders(method_spec(self.chosen.method).method, self.best.hyper)
 
 
 def tune_sessions(
@@ -64,14 +72,36 @@ def tune_sessions(
             continue
         [job] = session_jobs(recipe, models, [name], settings, draws, base)
         evaluate = _Evaluate(job, bench, engine)
-        best = SEARCHES[spec.method.search_by](spec.method, evaluate)  # type: ignore[arg-type]
-        [default] = evaluate([registered(spec.method)])
-        searched = {key: best.hyper[key] for key in spec.method.search}
+        best, by_value = _best(spec.method, evaluate)
+        [default] = evaluate([registered(spec.method) | _as_registered(spec.method)])
+        names_searched = (*spec.method.search, *spec.method.over_sessions)
+        searched = {key: best.hyper[key] for key in names_searched}
         chosen = Chosen(method=name, shots=settings.shots, hyper=searched)
         recipe = recipe.model_copy(update={"sessions": (*recipe.sessions, chosen)})
-        found: Any = best
-        gain = paired(found.scores.average, default.scores.average)
-        yield SessionTuned(chosen, found, gain)
+        gain = paired(best.scores.average, default.scores.average)
+        yield SessionTuned(chosen, best, gain, by_value)
+
+
+def _as_registered(method: Method) -> dict[str, Any]:
+    return {name: getattr(method, name) for name in method.over_sessions}
+
+
+def _best(
+    method: Method, evaluate: "_Evaluate"
+) -> tuple[SessionCandidate, dict[str, dict[Any, float]]]:
+    """The best of `search`, then of `over_sessions`, with the accuracies of the latter."""
+    start = _as_registered(method)
+
+    def searched(choices: Iterable[dict[str, Any]]) -> list[Any]:
+        return evaluate(start | choice for choice in choices)
+
+    best: Any = SEARCHES[method.search_by](method, searched)
+    by_value = {}
+    for name, values in method.over_sessions.items():
+        found = evaluate(best.hyper | {name: value} for value in values)
+        by_value[name] = {one.hyper[name]: one.accuracy for one in found}
+        best = max(found, key=lambda candidate: candidate.accuracy)
+    return best, by_value
 
 
 class _Evaluate:

@@ -52,12 +52,16 @@ class Tuned:
     @property
     def borders(self) -> dict[str, Any]:
         """The best values that are the smallest or largest of those to try."""
-        search = method_spec(self.chosen.method).method.search
-        return {
-            name: self.best.hyper[name]
-            for name, values in search.items()
-            if _is_at_the_border(self.best.hyper[name], values)
-        }
+        return at_borders(method_spec(self.chosen.method).method, self.best.hyper)
+
+
+def at_borders(method: Method, hyper: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that are the smallest or largest of those to try."""
+    return {
+        name: hyper[name]
+        for name, values in method.search.items()
+        if _is_at_the_border(hyper[name], values)
+    }
 
 
 def _is_at_the_border(value: Any, values: Sequence[Any]) -> bool:

@@ -15,12 +15,14 @@ from fewgraft.cli.bench_options import (
     WorkersOption,
     chosen_engine,
     named,
+    numbers,
 )
 from fewgraft.cli.bench_tables import show
 from fewgraft.errors import FewgraftError, nearest, writing
 
 if TYPE_CHECKING:
     from fewgraft.bench.rows import Engine
+    from fewgraft.bench.session_runner import SessionJob
     from fewgraft.sessions import SessionSettings
     from fewgraft.training.recipe import Recipe
 
@@ -71,6 +73,20 @@ def sessions(
         str,
         typer.Option(help="Begin with the trained base weights, or with means of base classes."),
     ] = "weights",
+    earlier: Annotated[
+        str,
+        typer.Option(
+            help="Let unlabelled sets refine classes of earlier sessions, each of which counts for "
+            "so many pictures, such as 0,15: a row for each, 0 leaves them; as the recipe has "
+            "chosen if not given."
+        ),
+    ] = "",
+    without: Annotated[
+        bool,
+        typer.Option(
+            "--without-u", help="Add a row without unlabelled sets for each method that uses them."
+        ),
+    ] = False,
     draws: Annotated[int, typer.Option(min=1, max=MOST_DRAWS, help="Draw so often.")] = 100,
     split: Annotated[str, typer.Option(help="Teach test or val classes.")] = "test",
     seed: SeedOption = 0,
@@ -107,7 +123,7 @@ def sessions(
 
       fewgraft bench sessions icons --unlabelled 20 --tune --methods +pr,+pr+bias
     """
-    from fewgraft.bench.session_runner import METHODS, SessionBench
+    from fewgraft.bench.session_runner import METHODS, SessionBench, session_jobs
     from fewgraft.bench.session_tables import NAMES
     from fewgraft.bench.table_formats import FORMATS
     from fewgraft.sessions import SessionPools, SessionSettings
@@ -131,7 +147,9 @@ def sessions(
             _tune(loaded, folder, names, settings, draws, base, compute)
             return
         place = out or Path("results") / loaded.name
-        _run(loaded, folder, names, settings, draws, base, compute, place, metric, form)
+        counts = numbers(earlier)
+        jobs = session_jobs(loaded, folder, names, settings, draws, base, counts, without=without)
+        _run(jobs, compute, place, metric, form)
 
 
 def _tune(
@@ -153,40 +171,34 @@ def _tune(
         typer.echo(
             f"\n# average {100 * one.best.accuracy:.2f}, {one.gain.difference} over defaults"
         )
+        for name, found in one.over_sessions.items():
+            each = ", ".join(f"{value}: {100 * accuracy:.2f}" for value, accuracy in found.items())
+            typer.echo(f"# {name} {each}")
+        for name, value in one.borders.items():
+            typer.echo(f"# {name} = {value} is at the border of what was tried")
         typer.echo(entry_of(one.chosen).replace("[[evaluation]]", "[[sessions]]").strip())
 
 
-def _run(
-    recipe: "Recipe",
-    models: Path,
-    names: list[str],
-    settings: "SessionSettings",
-    draws: int,
-    base: str,
-    engine: "Engine",
-    folder: Path,
-    metric: str,
-    form: str,
-) -> None:
+def _run(jobs: "list[SessionJob]", engine: "Engine", folder: Path, metric: str, form: str) -> None:
     from fewgraft.bench.report import write_figure
+    from fewgraft.bench.results import row_id
     from fewgraft.bench.rows import run
-    from fewgraft.bench.session_runner import SessionBench, SessionResults, session_jobs
+    from fewgraft.bench.session_runner import SessionBench, SessionResults
     from fewgraft.bench.session_tables import described, draw_sessions_figure, session_table
     from fewgraft.files import make_folder
 
-    jobs = session_jobs(recipe, models, names, settings, draws, base)
     with writing(folder):
         make_folder(folder)
-    results, rows, done = SessionResults(folder), [], 0
-    for row, computed in run(jobs, results, SessionBench(), engine):
+    results, bench, found, done = SessionResults(folder), SessionBench(), {}, 0
+    for row, computed in run(jobs, results, bench, engine):
         done += computed
-        rows.append(row)
+        found[row.id] = row
         typer.echo(
             f"{row.id}  {row.method:<34} average {row.over('average')}  {row.seconds:7.1f} s"
             f"{'' if computed else '  (there)'}",
             err=True,
         )
-    rows.sort(key=lambda row: names.index(row.method) if row.method in names else 0)
+    rows = [found[row_id(bench.identity(job))] for job in jobs]  # others may have come first
     show([session_table(results, rows, metric)], form, None)
     write_figure(draw_sessions_figure(rows), described(rows), folder / "sessions.png")
     typer.echo(f"{done} rows computed; wrote {folder / 'sessions.png'}", err=True)

@@ -193,6 +193,10 @@ class Method(ABC):
     # All combinations, or one hyper-parameter after the other, in the order of `search`.
     search_by: ClassVar[Literal["grid", "coordinates"]] = "grid"
 
+    # Values that only validation sessions try, once the rest is chosen: of hyper-parameters that
+    # mean nothing in one episode. They may turn a part off.
+    over_sessions: ClassVar[Search] = {}
+
     # Hyper-parameters that came later: at their defaults they are no part of a row's name, so that
     # rows of before keep theirs.
     added: ClassVar[tuple[str, ...]] = ()
@@ -298,11 +302,14 @@ class NovelWeights:
         novel: W_n [E, N, d].
         gamma: γ.
         bias: On the novel logits.
+        grafted: How many of the novel classes, the first ones, were novel in earlier sessions: they
+            replace the last base columns.
     """
 
     novel: Tensor
     gamma: float
     bias: float = 0.0
+    grafted: int = 0
 
     @property
     def carried(self) -> Tensor:
@@ -313,4 +320,5 @@ class NovelWeights:
         """Cosine logits over W = [W_b, W_n]."""
         novel = direction_logits(queries.features, self.novel, self.gamma)
         novel = novel + self.bias if self.bias else novel
-        return join_logits(queries.base_logits, novel)
+        kept = queries.base_logits.shape[-1] - self.grafted
+        return join_logits(queries.base_logits[..., :kept], novel)

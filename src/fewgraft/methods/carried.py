@@ -3,7 +3,9 @@
 A method is asked the same two verbs in every session. Its task has the weights of all classes seen
 so far as base weights, and what the solutions so far say of U as base logits; its solution joins
 them. A solution can go on where it names the weights that its novel classes have in later tasks
-(`carried`) and leaves the columns of earlier classes that it is given as they are.
+(`carried`) and leaves the columns of earlier classes that it is given as they are. One that has
+refined classes of earlier sessions says how many (`grafted`): they come first among the weights it
+names, and replace those of before.
 """
 
 import dataclasses
@@ -63,7 +65,7 @@ class Carried:
         )
 
     def after(self, solution: Solution) -> "Carried":
-        """With the classes of one more session."""
+        """With the classes of one more session, and with earlier ones as it has refined them."""
         novel = getattr(solution, "carried", None)
         if novel is None:
             raise FewgraftError(
@@ -71,9 +73,10 @@ class Carried:
                 "with",
                 "Such a method learns one set of novel classes, not one after the other.",
             )
+        kept = len(self.weights) - getattr(solution, "grafted", 0)
         return dataclasses.replace(
             self,
-            weights=torch.cat([self.weights, novel[0]]),
+            weights=torch.cat([self.weights[:kept], novel[0]]),
             solutions=(*self.solutions, solution),
         )
 
