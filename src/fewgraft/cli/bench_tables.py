@@ -52,6 +52,9 @@ def table(
             help="Show means and standard deviations over seeds and training runs.",
         ),
     ] = False,
+    views: Annotated[
+        int | None, typer.Option(help="Show only rows of so many views of each picture.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the table to this file.")] = None,
 ) -> None:
     """Print results in the layouts of the paper.
@@ -79,7 +82,7 @@ def table(
         raise FewgraftError("a CSV file holds one table", "Choose a --layout.")
     if setting and layout not in ("detail", "all"):
         raise FewgraftError(f"--setting is not for layout '{layout}'", "Use --layout detail.")
-    choice = Choice(episodes, split, seed, shots, setting or "s2i", hyper, models, pool)
+    choice = Choice(episodes, split, seed, shots, setting or "s2i", hyper, models, pool, views)
     show(built(results, layout, choice), form, out)
 
 
