@@ -14,6 +14,7 @@ from fewgraft.methods.graft import (
     Graft,
     Grafted,
     base_densities,
+    head_start,
     nearness,
     novel_densities,
     told_apart,
@@ -56,7 +57,7 @@ def task(pile: int = 9) -> Task:
 
 
 def unit(row: Tensor) -> Tensor:
-    return row / row.norm()
+    return directions(row)
 
 
 def k(x: Tensor, y: Tensor, sharpness: float) -> float:
@@ -88,6 +89,19 @@ def test_novel_densities_against_a_loop() -> None:
                 assert found[e, i, j].item() == pytest.approx(math.log(mean + math.exp(-4)))
 
 
+def test_the_head_start_of_means_against_a_loop() -> None:
+    exemplars, weights = drawn(N_BASE, 7, D, seed=1), 3 * drawn(N_BASE, D, seed=2)
+    exemplars[2, 4:] = 0
+    gained = []
+    for label, own in enumerate(exemplars):
+        there = own[:4] if label == 2 else own
+        for i, e in enumerate(there):
+            others = torch.stack([x for n, x in enumerate(there) if n != i])
+            gained.append(float(e @ unit(others.mean(0)) - e @ unit(weights[label])))
+    expected = GAMMA * sum(gained) / len(gained)
+    assert head_start(exemplars, weights, GAMMA) == pytest.approx(expected)
+
+
 def test_whitening_is_the_inverse_root_of_the_shrunk_covariance() -> None:
     spread = knowledge().spread
     root = whitening(axes_of(spread), 0.3)
@@ -108,9 +122,15 @@ def test_spread_within_classes_against_a_loop() -> None:
     assert torch.equal(spread_within(still), torch.eye(D)), "pictures that do not differ"
 
 
+def expected_bias(t: Task) -> float:
+    gained = head_start(knowledge().exemplars, t.weights, GAMMA)
+    return CONFIG.prior * math.log(N_BASE / N) - gained
+
+
 def refined_by_a_loop(t: Task, config: Graft, e: int) -> tuple[list[Tensor], list[list[float]]]:
     """Step 2: p and R of one episode."""
     support, pile, labels = t.support[e], t.unlabelled[e], t.labels[e].tolist()
+    bias = expected_bias(t)
     own = [sum((s for s, y in zip(support, labels, strict=True) if y == j), 0 * support[0])
            for j in range(N)]  # fmt: skip
     p, r = [unit(total) for total in own], [[0.0] * N for _ in pile]
@@ -122,13 +142,13 @@ def refined_by_a_loop(t: Task, config: Graft, e: int) -> tuple[list[Tensor], lis
             for j in range(N):
                 near = sum(k(x, s, config.sharpness) for s, y in zip(support, labels, strict=True)
                            if y == j)  # fmt: skip
-                count = labels.count(j)
+                count = float(labels.count(j))
                 near += sum(w[j] * k(x, y, config.sharpness)
                             for w, y in zip(r_before, pile, strict=True))  # fmt: skip
                 count += sum(w[j] for w in r_before)
                 density = math.log(near / count + math.exp(-config.sharpness))
-                score = GAMMA * float(x @ p[j]) + config.density * (density + config.novel_density)
-                novel.append((score + config.unlabelled_bias) / config.temperature)
+                score = GAMMA * float(x @ p[j]) + config.density * density + bias
+                novel.append(score / config.temperature)
             total = sum(map(math.exp, [*base, *novel]))
             r.append([math.exp(v) / total for v in novel])
         p = [unit(own[j] + sum((w[j] * x for w, x in zip(r, pile, strict=True)), 0 * own[j]))
@@ -141,7 +161,7 @@ CONFIG = Graft(sharpness=4.0, density=0.5, steps=3, temperature=2.0, scale=3.0, 
 
 def test_refinement_against_a_loop() -> None:
     t = task()
-    found = CONFIG.refined(t, CONFIG.density)
+    found = CONFIG.refined(t)
     for e in range(E):
         p, r = refined_by_a_loop(t, CONFIG, e)
         torch.testing.assert_close(found.novel[e], torch.stack(p))
@@ -188,13 +208,13 @@ def test_the_answer_is_made_of_the_weights_of_the_own_space() -> None:
     t, query = task(), drawn(E, 5, D, seed=9)
     fitted = CONFIG.fit(t)
     assert isinstance(fitted, Grafted)
-    novelty = CONFIG.refined(t, CONFIG.density).weights[:, 4:].sum(-1)
+    novelty = CONFIG.refined(t).weights[:, 4:].sum(-1)
     torch.testing.assert_close(fitted.weights[:, 4:], told_apart(t, novelty, CONFIG))
     base = torch.zeros(E, 5, N_BASE).double()
     logits = fitted.logits(Queries(query, base))
     near = nearness(query, torch.cat([t.support, t.unlabelled], 1), CONFIG.sharpness)
-    density = novel_densities(near, fitted.weights, CONFIG.sharpness) + CONFIG.novel_density
-    expected = GAMMA * query @ fitted.novel.mT + CONFIG.density * density + CONFIG.bias
+    density = novel_densities(near, fitted.weights, CONFIG.sharpness)
+    expected = GAMMA * query @ fitted.novel.mT + CONFIG.density * density + expected_bias(t)
     torch.testing.assert_close(logits[..., N_BASE:], expected)
     assert torch.equal(logits[..., :N_BASE], base)
 

@@ -82,9 +82,7 @@ class KnowledgeCard(BaseModel):
     data: str  # name and content hash of what it was computed from
 
 
-def knowledge_of(
-    features: Sequence[Tensor], mid: Sequence[Tensor] | None = None
-) -> BaseKnowledge:
+def knowledge_of(features: Sequence[Tensor], mid: Sequence[Tensor] | None = None) -> BaseKnowledge:
     """From directions [m_k, d] of some pictures of every base class k, and mid-level ones."""
     most = max([0, *map(len, features)])
     padded = [torch.cat([one, one.new_zeros(most - len(one), one.shape[1])]) for one in features]

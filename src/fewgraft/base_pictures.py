@@ -33,7 +33,8 @@ def base_knowledge(
     """From up to 60 pictures of base/train per class, without views."""
     chosen = some_of_each(_base_pools(store), EXEMPLARS)
     pictures = np.unique(np.concatenate(chosen))
-    bank, mid = (make(model, store, pictures, root) for make in (feature_bank, mid_bank))
+    bank = feature_bank(model, store, pictures, root)
+    mid = mid_bank(model, store, pictures, root)
     places = [torch.from_numpy(own) for own in chosen]
     return knowledge_of([bank[p] for p in places], [mid[p] for p in places] if mid else None)
 

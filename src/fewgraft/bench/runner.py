@@ -161,9 +161,7 @@ class Bench:
         elif key not in self._split_features:
             model = stage_model(job.models, job.spec.stage).to(self.device)
             store = self.store(job.data)
-            opened = SplitFeatures(
-                model, store, split, self._features, job.models, views=job.views
-            )
+            opened = SplitFeatures(model, store, split, self._features, job.models, views=job.views)
             self._split_features[key] = opened
         return self._split_features[key]
 

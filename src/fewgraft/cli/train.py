@@ -32,7 +32,7 @@ def train(
             "--only",
             "--stage",
             help="Train only this: a stage (pre-trained, algorithm-1, algorithm-2), what a method "
-            "such as lwof learns on a trained model, or methods for all of these, or graft for what "
+            "such as lwof learns on a trained model, methods for all of these, or graft for what "
             "it keeps of base classes; may be repeated.",
         ),
     ] = None,

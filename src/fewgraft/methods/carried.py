@@ -49,7 +49,9 @@ class Carried:
     def base_logits(self, features: Tensor) -> Tensor:
         """Scores [1, n, N_b] over the base classes alone, before any solution."""
         logits = direction_logits(features, self.weights[: self.n_base], self.gamma)
-        return logits if self.base_scores is None else self.base_scores(features[0], logits[0])[None]
+        return (
+            logits if self.base_scores is None else self.base_scores(features[0], logits[0])[None]
+        )
 
     def logits(self, features: Tensor) -> Tensor:
         """[1, n, K] over all classes so far, of directions [1, n, d]."""

@@ -7,11 +7,18 @@ last layer, g of the mid level; E_k are exemplars of base class k, Σ covariance
 1. Scores. With k(x, y) = exp(κ (x·y − 1)), and 0 for a picture and itself, a class is also where
    its pictures lie, not only a direction:
 
-    D_k(x) = log mean_{e ∈ E_k} k(x, e)              D_j(x; r) = log Σ_i r_ij k(x, x_i) / Σ_i r_ij
-    β_k(x) = γ cos(x, w_k) + η D_k(x)                ν_j(x) = γ cos(x, p_j) + η (D_j(x; r) + c)
+    D_k(x) = log mean_{e ∈ E_k} k(x, e)      D_j(x; r) = log Σ_i r_ij k(x, x_i) / Σ_i r_ij
+    β_k(x) = γ cos(x, w_k) + η D_k(x)        ν_j(x) = γ cos(x, p_j) + η D_j(x; r) + b
+
+   Two things put the border between base and novel classes in the wrong place. A mean of features
+   scores more on its own pictures than a trained weight does; base classes have both, so that
+   their exemplars tell how much (p_k^−e is the mean of the others). And one of N_b classes has a
+   larger chance to be the best by accident than one of N:
+
+    b = a log(N_b / N) − γ mean_k mean_{e ∈ E_k} [cos(e, p_k^−e) − cos(e, w_k)]
 
 2. Refinement (Eqs. 3–4) with these scores, `steps` times from the support alone. R is the softmax
-   of [β, ν + b_U] / τ over all classes, its novel columns:
+   of [β, ν] / τ over all classes, its novel columns:
 
     r = R on U and 1[y_i = j] on S,   p_j ∝ Σ_{S_j} f + Σ_u R_uj f_u,   w_u = Σ_j R_uj
 
@@ -23,12 +30,13 @@ last layer, g of the mid level; E_k are exemplars of base class k, Σ covariance
 
    Then r and p are made anew with R'. The space is kept away from the border between base and novel
    classes, which centring and whitening spoil. Its steps are few: more of them drift.
-4. Answer: β_k(x) and ν_j(x) + b.
+4. Answer: β_k(x) and ν_j(x).
 
-Without exemplars η is 0, without Σ the space is centred alone, without mid-level features ρ is 0:
-so it also runs on features of any network.
+Where nothing is known of base classes, η and b are 0 and the space is centred alone; without
+mid-level features ρ is 0. So it also runs on features of any network.
 """
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -65,20 +73,18 @@ class Graft(Method):
     uses_unlabelled = True
     uses_mid_features = True
     uses_knowledge = True
-    search: ClassVar[Search] = {"bias": (-3.0, -2.5, -2.0, -1.5, -1.0, -0.5, 0.5, 1.0, 1.5)}
+    search: ClassVar[Search] = {"prior": (0.8, 1.2, 1.4, 1.6, 1.8, 2.0, 2.4)}
 
     sharpness: float = 40.0  # κ
     density: float = 0.35  # η
-    novel_density: float = 1.0  # c: the densities of novel classes are of fewer pictures
+    prior: float = 1.6  # a
     steps: int = 10
     temperature: float = 2.5  # τ, of the pseudo-labels
-    unlabelled_bias: float = 0.5  # b_U, on the novel scores of U
     own_space: bool = True
     shrinkage: float = 0.5  # λ
     mid: float = 0.5  # ρ
     scale: float = 8.0  # s
     own_steps: int = 3
-    bias: float = -0.5  # b, on the novel scores of the answer
 
     def base_scores(
         self, features: Tensor, logits: Tensor, knowledge: "BaseKnowledge | None"
@@ -93,23 +99,41 @@ class Graft(Method):
         """Steps 1–3; an empty U leaves the prototypes."""
         if not task.unlabelled.shape[1]:
             return NovelWeights(prototypes(task.support, task.labels, task.ways), task.gamma)
-        density = self.density if task.knowledge is not None else 0.0
-        grafted = self.refined(task, density)
+        grafted = self.refined(task)
         if not self.own_space:
             return grafted
-        weights = told_apart(task, grafted.weights[:, task.support.shape[1] :].sum(-1), self)
-        return Grafted.of(task, weights, density, self)
+        novelty = grafted.weights[:, task.support.shape[1] :].sum(-1)  # w
+        return grafted.with_weights(task, told_apart(task, novelty, self))
 
-    def refined(self, task: Task, density: float) -> "Grafted":
+    def refined(self, task: Task) -> "Grafted":
         """Step 2."""
-        config = Refinement(temperature=self.temperature, novel_bias=self.unlabelled_bias)
+        config = Refinement(temperature=self.temperature)
         base = base_evidence(task.base_unlabelled, config)
-        novel = Grafted.of(task, None, density, self)
+        novel = self.start(task)
         near = novel.nearness(task.unlabelled)
         for _ in range(self.steps):
             weights = pseudo_labels(novel.scores(task.unlabelled, near), base, config)  # R
-            novel = Grafted.of(task, weights, density, self)
+            novel = novel.with_weights(task, weights)
         return novel
+
+    def start(self, task: Task) -> "Grafted":
+        """The support alone."""
+        pictures = torch.cat([task.support, task.unlabelled], dim=1)
+        none = task.unlabelled.new_zeros(*task.unlabelled.shape[:2], task.ways)
+        novel = prototypes(task.support, task.labels, task.ways)
+        weights = torch.cat([members_of(task.labels, task.ways, none.dtype), none], dim=1)
+        density = self.density if task.knowledge is not None else 0.0
+        return Grafted(
+            novel, pictures, weights, task.gamma, self.sharpness, density, self.bias(task)
+        )
+
+    def bias(self, task: Task) -> float:
+        """b, from base classes alone; 0 where there are none, or nothing is known of them."""
+        base = task.first_weights
+        if task.knowledge is None or not len(base):
+            return 0.0
+        ratio = len(base) / task.ways
+        return self.prior * math.log(ratio) - head_start(task.knowledge.exemplars, base, task.gamma)
 
 
 def nearness(features: Tensor, others: Tensor, sharpness: float) -> Tensor:
@@ -127,7 +151,7 @@ def base_densities(features: Tensor, exemplars: Tensor, sharpness: float) -> Ten
     shares = there / there.sum(1, keepdim=True)
     found = [
         (nearness(some, exemplars.flatten(0, 1), sharpness).view(-1, *there.shape) * shares).sum(-1)
-        for some in features.split(AT_A_TIME)
+        for some in torch.split(features, AT_A_TIME)
     ]
     return log_density(torch.cat(found), sharpness)
 
@@ -140,6 +164,17 @@ def novel_densities(near: Tensor, weights: Tensor, sharpness: float) -> Tensor:
 def log_density(mean: Tensor, sharpness: float) -> Tensor:
     """The log of a mean nearness, which is at least e^−κ: that of a right angle."""
     return (mean + math.exp(-sharpness)).log()
+
+
+def head_start(exemplars: Tensor, weights: Tensor, gamma: float) -> float:
+    """How much more means of base classes score than weights [N_b, d], on exemplars [N_b, m, d].
+
+    An exemplar is scored by the mean of the others of its class.
+    """
+    there = exemplars.any(-1)
+    others = directions(exemplars.sum(1, keepdim=True) - exemplars)
+    gained = (exemplars * (others - directions(weights)[:, None])).sum(-1)
+    return gamma * gained[there].mean().item()
 
 
 def told_apart(task: Task, novelty: Tensor, config: Graft) -> Tensor:
@@ -162,11 +197,10 @@ def own_answers(features: Tensor, means: Tensor, scale: float) -> Tensor:
 def _own_space(task: Task, novelty: Tensor, config: Graft) -> tuple[Tensor, Tensor]:
     """h of support [E, S, d'] and U [E, U, d']."""
     known = task.knowledge
-    support, unlabelled = whitened(
-        task.support, task.unlabelled, novelty, known and known.axes, config.shrinkage
-    )
+    axes, mid_axes = (known.axes, known.mid_axes) if known is not None else (None, None)
+    support, unlabelled = whitened(task.support, task.unlabelled, novelty, axes, config.shrinkage)
     if task.mid is not None and config.mid:
-        mid = whitened(*task.mid, novelty, known and known.mid_axes, config.shrinkage)
+        mid = whitened(*task.mid, novelty, mid_axes, config.shrinkage)
         support = directions(torch.cat([support, config.mid * mid[0]], dim=-1))
         unlabelled = directions(torch.cat([unlabelled, config.mid * mid[1]], dim=-1))
     return support, unlabelled
@@ -208,21 +242,16 @@ class Grafted:
     pictures: Tensor  # directions [E, S+U, d]
     weights: Tensor  # r [E, S+U, N]
     gamma: float
-    density: float  # η, or 0 where nothing is known of base classes
-    config: Graft
+    sharpness: float  # κ
+    density: float  # η
+    bias: float  # b
 
-    @classmethod
-    def of(cls, task: Task, weights: Tensor | None, density: float, config: Graft) -> "Grafted":
-        """From S and weights [E, U, N] of U; None: none of U counts yet."""
-        members = members_of(task.labels, task.ways, task.support.dtype)
-        total, _ = support_sums(task.support, task.labels, task.ways)
-        if weights is None:
-            weights = members.new_zeros(*task.unlabelled.shape[:2], task.ways)
-        else:
-            total = total + class_sums(weights, task.unlabelled)
-        pictures = torch.cat([task.support, task.unlabelled], dim=1)
-        both = torch.cat([members, weights], dim=1)
-        return cls(directions(total), pictures, both, task.gamma, density, config)
+    def with_weights(self, task: Task, unlabelled: Tensor) -> "Grafted":
+        """The same with other weights [E, U, N] of U, and p that they make."""
+        own = self.weights[:, : task.support.shape[1]]  # of S: 1[y_i = j]
+        weights = torch.cat([own, unlabelled], dim=1)
+        novel = directions(class_sums(weights, self.pictures))
+        return dataclasses.replace(self, novel=novel, weights=weights)
 
     @property
     def carried(self) -> Tensor:
@@ -233,20 +262,18 @@ class Grafted:
         """k(x, x_i) [E, n, S+U] of directions [E, n, d]."""
         if not self.density:
             return None
-        return nearness(features, self.pictures, self.config.sharpness)
+        return nearness(features, self.pictures, self.sharpness)
 
     def scores(self, features: Tensor, near: Tensor | None) -> Tensor:
         """ν [E, n, N] of directions [E, n, d] with their nearness."""
-        cosines = direction_logits(features, self.novel, self.gamma)
+        found = direction_logits(features, self.novel, self.gamma) + self.bias
         if near is None:
-            return cosines
-        found = novel_densities(near, self.weights, self.config.sharpness)
-        return cosines + self.density * (found + self.config.novel_density)
+            return found
+        return found + self.density * novel_densities(near, self.weights, self.sharpness)
 
     def logits(self, queries: Queries) -> Tensor:
-        """Step 4; where there is nothing beside novel classes, b changes nothing."""
-        features = queries.features
-        novel = self.scores(features, self.nearness(features)) + self.config.bias
+        """Step 4."""
+        novel = self.scores(queries.features, self.nearness(queries.features))
         return join_logits(queries.base_logits, novel)
 
 
