@@ -14,9 +14,9 @@ from fewgraft.methods.graft import (
     Graft,
     Grafted,
     base_densities,
-    head_start,
     nearness,
     novel_densities,
+    strangers,
     told_apart,
     weighted_mean,
     whitening,
@@ -89,17 +89,25 @@ def test_novel_densities_against_a_loop() -> None:
                 assert found[e, i, j].item() == pytest.approx(math.log(mean + math.exp(-4)))
 
 
-def test_the_head_start_of_means_against_a_loop() -> None:
-    exemplars, weights = drawn(N_BASE, 7, D, seed=1), 3 * drawn(N_BASE, D, seed=2)
-    exemplars[2, 4:] = 0
-    gained = []
+@pytest.mark.parametrize("ways", [1, 2, 3, 4, 9])
+def test_strangers_against_a_loop(ways: int) -> None:
+    exemplars, weights = drawn(5, 4, D, seed=1), 3 * drawn(5, D, seed=2)
+    exemplars[2, 3:] = 0  # a class with fewer exemplars
+    means, groups = exemplars.sum(1), max(1, 5 // ways)
+    base, novel = [], []
     for label, own in enumerate(exemplars):
-        there = own[:4] if label == 2 else own
-        for i, e in enumerate(there):
-            others = torch.stack([x for n, x in enumerate(there) if n != i])
-            gained.append(float(e @ unit(others.mean(0)) - e @ unit(weights[label])))
-    expected = GAMMA * sum(gained) / len(gained)
-    assert head_start(exemplars, weights, GAMMA) == pytest.approx(expected)
+        for e in own[:3] if label == 2 else own:
+            scores = [math.exp(GAMMA * float(e @ unit(w))) for w in weights]
+            base.append(math.log(sum(scores) - scores[label]))
+            for group in range(groups):
+                some = [k for k in range(5) if k % groups == group]
+                if groups > 1 and label in some:
+                    continue
+                total = sum(math.exp(GAMMA * float(e @ unit(means[k]))) for k in some if k != label)
+                novel.append(math.log(total))
+    expected = sum(base) / len(base) - sum(novel) / len(novel)
+    assert strangers(exemplars, weights, GAMMA, ways) == pytest.approx(expected)
+    assert strangers(exemplars[:1], weights[:1], GAMMA, ways) == 0
 
 
 def test_whitening_is_the_inverse_root_of_the_shrunk_covariance() -> None:
@@ -123,8 +131,8 @@ def test_spread_within_classes_against_a_loop() -> None:
 
 
 def expected_bias(t: Task) -> float:
-    gained = head_start(knowledge().exemplars, t.weights, GAMMA)
-    return CONFIG.prior * math.log(N_BASE / N) - gained
+    apart = strangers(knowledge().exemplars, t.weights, GAMMA, N)
+    return CONFIG.strangers * apart - CONFIG.margin
 
 
 def refined_by_a_loop(t: Task, config: Graft, e: int) -> tuple[list[Tensor], list[list[float]]]:

@@ -10,12 +10,12 @@ last layer, g of the mid level; E_k are exemplars of base class k, Σ covariance
     D_k(x) = log mean_{e ∈ E_k} k(x, e)      D_j(x; r) = log Σ_i r_ij k(x, x_i) / Σ_i r_ij
     β_k(x) = γ cos(x, w_k) + η D_k(x)        ν_j(x) = γ cos(x, p_j) + η D_j(x; r) + b
 
-   Two things put the border between base and novel classes in the wrong place. A mean of features
-   scores more on its own pictures than a trained weight does; base classes have both, so that
-   their exemplars tell how much (p_k^−e is the mean of the others). And one of N_b classes has a
-   larger chance to be the best by accident than one of N:
+   Wrong base classes score otherwise than wrong novel ones: there are more of them, and a trained
+   weight scores less on strangers than a mean of features does. Base classes have both, a weight
+   and a mean m_k of exemplars. So exemplars e of classes y tell what either kind of stranger
+   scores, J being N other classes. The border follows from that:
 
-    b = a log(N_b / N) − γ mean_k mean_{e ∈ E_k} [cos(e, p_k^−e) − cos(e, w_k)]
+    b = a (mean_e log Σ_{k ≠ y} exp γ cos(e, w_k) − mean_e log Σ_{j ∈ J} exp γ cos(e, m_j)) − c
 
 2. Refinement (Eqs. 3–4) with these scores, `steps` times from the support alone. R is the softmax
    of [β, ν] / τ over all classes, its novel columns:
@@ -46,6 +46,7 @@ from torch import Tensor
 
 from fewgraft.methods.base import Method, MethodSpec, NovelWeights, Queries, Search, Solution, Task
 from fewgraft.prototypes import (
+    MINUS_INFINITY,
     Refinement,
     base_evidence,
     class_sums,
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from fewgraft.base_knowledge import Axes, BaseKnowledge
 
 ITSELF = 0.99999  # cosine from which two pictures are the same one
+PROBES = 10  # exemplars per class that say where the border is
 AT_A_TIME = 1024  # pictures whose nearness to all exemplars is in memory together
 TINY = 1e-6
 
@@ -73,11 +75,12 @@ class Graft(Method):
     uses_unlabelled = True
     uses_mid_features = True
     uses_knowledge = True
-    search: ClassVar[Search] = {"prior": (0.8, 1.2, 1.4, 1.6, 1.8, 2.0, 2.4)}
+    search: ClassVar[Search] = {"margin": (0.5, 1.0, 1.5, 2.0, 2.3, 2.5, 3.0, 3.5, 4.0)}
 
     sharpness: float = 40.0  # κ
     density: float = 0.35  # η
-    prior: float = 1.6  # a
+    strangers: float = 1.3  # a
+    margin: float = 2.3  # c
     steps: int = 10
     temperature: float = 2.5  # τ, of the pseudo-labels
     own_space: bool = True
@@ -132,8 +135,8 @@ class Graft(Method):
         base = task.first_weights
         if task.knowledge is None or not len(base):
             return 0.0
-        ratio = len(base) / task.ways
-        return self.prior * math.log(ratio) - head_start(task.knowledge.exemplars, base, task.gamma)
+        apart = strangers(task.knowledge.exemplars, base, task.gamma, task.ways)
+        return self.strangers * apart - self.margin
 
 
 def nearness(features: Tensor, others: Tensor, sharpness: float) -> Tensor:
@@ -166,15 +169,29 @@ def log_density(mean: Tensor, sharpness: float) -> Tensor:
     return (mean + math.exp(-sharpness)).log()
 
 
-def head_start(exemplars: Tensor, weights: Tensor, gamma: float) -> float:
-    """How much more means of base classes score than weights [N_b, d], on exemplars [N_b, m, d].
+def strangers(exemplars: Tensor, weights: Tensor, gamma: float, ways: int) -> float:
+    """How much more wrong base classes score than N wrong novel ones would, on exemplars.
 
-    An exemplar is scored by the mean of the others of its class.
+    mean_e lse_{k ≠ y} γ cos(e, w_k) − mean_e lse_{j ∈ J} γ cos(e, m_j), of exemplars [N_b, m, d]
+    and weights [N_b, d]; m_k are means of exemplars. J are all groups of N classes or little more
+    without y: every G-th class, G being ⌊N_b/N⌋. A few exemplars per class are enough.
     """
-    there = exemplars.any(-1)
-    others = directions(exemplars.sum(1, keepdim=True) - exemplars)
-    gained = (exemplars * (others - directions(weights)[:, None])).sum(-1)
-    return gamma * gained[there].mean().item()
+    n_base = len(weights)
+    if n_base < 2:
+        return 0.0
+    few, device = exemplars[:, :PROBES], exemplars.device
+    own = torch.eye(n_base, dtype=torch.bool, device=device)[:, None]  # [N_b, 1, N_b]
+    groups = max(1, n_base // ways)
+    group = torch.arange(n_base, device=device) % groups
+    by_weights, by_means = (
+        direction_logits(few, kind, gamma).masked_fill(own, MINUS_INFINITY)
+        for kind in (weights, exemplars.sum(1))
+    )
+    novel = torch.stack([by_means[..., group == g].logsumexp(-1) for g in range(groups)], dim=-1)
+    there = few.any(-1)[..., None].expand_as(novel)
+    if groups > 1:  # else J lacks y alone
+        there = there & (group[:, None] != torch.arange(groups, device=device))[:, None]
+    return (by_weights.logsumexp(-1)[few.any(-1)].mean() - novel[there].mean()).item()
 
 
 def told_apart(task: Task, novelty: Tensor, config: Graft) -> Tensor:
@@ -283,7 +300,7 @@ METHODS = (
         "Graft (ours)",
         Graft(),
         "algorithm-2",
-        rank=7,
+        rank=9,
         remark="replays sixty stored features per base class (feature replay)",
     ),
 )
