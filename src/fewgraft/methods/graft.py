@@ -75,12 +75,12 @@ class Graft(Method):
     uses_unlabelled = True
     uses_mid_features = True
     uses_knowledge = True
-    search: ClassVar[Search] = {"margin": (0.5, 1.0, 1.5, 2.0, 2.3, 2.5, 3.0, 3.5, 4.0)}
+    search: ClassVar[Search] = {"margin": (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0)}
 
     sharpness: float = 40.0  # κ
     density: float = 0.35  # η
-    strangers: float = 1.3  # a
-    margin: float = 2.3  # c
+    strangers: float = 1.5  # a
+    margin: float = 2.5  # c
     steps: int = 10
     temperature: float = 2.5  # τ, of the pseudo-labels
     own_space: bool = True
