@@ -28,6 +28,12 @@ from campaign.layouts import (
 from fewgraft.app.features.cache import FeatureCache
 from fewgraft.app.features.given import labelled_photos, unlabelled_photos
 from fewgraft.backbones import backbone_spec, create_backbone, trained_backbone
+from fewgraft.base_knowledge import (
+    BaseKnowledge,
+    KnowledgeCard,
+    load_knowledge,
+    save_knowledge,
+)
 from fewgraft.bench.chosen_rows import NoRowsError
 from fewgraft.bench.report import read_figures, write_figure
 from fewgraft.bench.results import Results, Row
@@ -362,6 +368,17 @@ def _make_pieces(folder: Path) -> None:
     save_pieces(Pieces(card, tensors), folder)
 
 
+def _make_knowledge(folder: Path) -> None:
+    knowledge = BaseKnowledge(torch.rand(2, 3, 4), torch.eye(4), torch.eye(3))
+    card = KnowledgeCard(stage="algorithm-2", weights="0" * 16, data="colours")
+    save_knowledge(knowledge, card, folder)
+
+
+def _read_knowledge(folder: Path) -> None:
+    found, _ = load_knowledge(folder, "algorithm-2", torch.empty(2, 4), "0" * 16)
+    assert all(torch.isfinite(tensor).all() for tensor in found.tensors.values())
+
+
 def _make_log(folder: Path) -> None:
     rows = [{"step": step, "loss": 1 / step, "val_score": step} for step in range(1, 9)]
     (folder / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -535,6 +552,7 @@ READERS = (
     Reader("changes to a recipe", _make_settings, _read_settings),
     Reader("checkpoint", _make_checkpoint, _read_checkpoint, 2),
     Reader("pieces", _make_pieces, lambda f: load_pieces(f, "lwof", 1), 1, "lwof-1-shot/*"),
+    Reader("base knowledge", _make_knowledge, _read_knowledge, 1, "algorithm-2-knowledge/*"),
     Reader("log", _make_log, lambda f: read_log(f / "log.jsonl")),
     Reader("results", _make_results, _read_results, 2),
     Reader("features of a data set", _make_bank, _read_bank, 0.5, "bank/*/*"),

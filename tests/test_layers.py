@@ -25,12 +25,13 @@ LAYERS = (
         "ray_cluster",
     },
     {"data", "backbones"},
-    {"border", "prototypes", "whitening", "augment", "model", "heads", "export"}
+    {"border", "prototypes", "whitening", "augment", "views", "model", "heads", "export"}
     | {"devices", "runtime", "weight_files", "checkpoints"},
-    {"zoo", "episodes", "metrics", "network", "pieces", "sessions", "session_scores"},
+    {"zoo", "episodes", "metrics", "network", "pieces", "sessions", "session_scores"}
+    | {"base_knowledge"},
     {"methods"},
     {"feature_bank", "feature_set", "imported", "imported_model", "split_features"}
-    | {"session_features"},
+    | {"session_features", "base_pictures"},
     {"training"},
     {"evaluation"},
     {"bench", "app"},

@@ -3,13 +3,14 @@
 import dataclasses
 import math
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from fewgraft.base_knowledge import BaseKnowledge, knowledge_of
 from fewgraft.errors import FewgraftError
 from fewgraft.methods import method_spec, methods
 from fewgraft.methods.adaptation import Adaptation
@@ -27,7 +28,7 @@ from fewgraft.methods.trained import TrainedMethod, pieces_before
 from fewgraft.methods.transductive import ici
 from fewgraft.model import CosineModel, new_model
 from fewgraft.network import Network
-from fewgraft.prototypes import cosine_logits
+from fewgraft.prototypes import cosine_logits, directions
 from fewgraft.training.recipe import load_recipe
 
 pytestmark = pytest.mark.numerical
@@ -54,6 +55,19 @@ class World:
     def features(self, pictures: Tensor) -> Tensor:
         with torch.no_grad():
             return self.network.features(pictures)
+
+    def mid(self, pictures: Tensor) -> Tensor:
+        """Mid-level directions."""
+        if not pictures.numel():
+            return torch.empty(*pictures.shape, 64)
+        with torch.no_grad():
+            seen = self.network.trunk_activations(pictures.flatten()).mean((2, 3))
+        return directions(seen).view(*pictures.shape, -1)
+
+    @cached_property
+    def knowledge(self) -> BaseKnowledge:
+        of_base = torch.arange(BASE * PICTURES).view(BASE, PICTURES)[:, :10]
+        return knowledge_of(list(self.features(of_base)), list(self.mid(of_base)))
 
 
 @cache
@@ -164,6 +178,12 @@ def given(method: Method, task: Task) -> Task:
         pictures = dataclasses.replace(task.pictures, base=of_base)
         features = world().features(of_base)
         task = dataclasses.replace(task, base_features=features, pictures=pictures)
+    if method.uses_knowledge:
+        task = dataclasses.replace(task, knowledge=world().knowledge)
+    if method.uses_mid_features:
+        assert task.pictures is not None
+        mid = (world().mid(task.pictures.support), world().mid(task.pictures.unlabelled))
+        task = dataclasses.replace(task, mid=mid)
     return task
 
 

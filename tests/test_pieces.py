@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import fewgraft
 from campaign.material import RECIPE, make_colours
+from fewgraft.base_pictures import KEPT
 from fewgraft.bench.results import Results
 from fewgraft.bench.rows import run
 from fewgraft.bench.runner import Bench, Job
@@ -29,7 +30,7 @@ from fewgraft.model import embed_all, load_model
 from fewgraft.network import Network
 from fewgraft.pieces import load_pieces, save_pieces
 from fewgraft.prototypes import directions, prototypes
-from fewgraft.split_features import KEPT, SplitFeatures
+from fewgraft.split_features import SplitFeatures
 from fewgraft.training.fake_novel import FakeNovel, episode_numbers
 from fewgraft.training.loop import learning_rate
 from fewgraft.training.phase import Shard

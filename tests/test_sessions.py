@@ -455,7 +455,7 @@ def test_learn_again_and_again_gives_the_weights_of_sessions(features: SessionFe
     with torch.no_grad():
         model.weight.copy_(directions(features.weights))
         model.gamma.fill_(features.gamma)
-    carried, used = features.begin("weights"), 0
+    carried, used = features.begin("weights", method), 0
     for t in range(8):
         pairs = zip(draws.classes[0, t].tolist(), np.split(draws.support[0, t], 3), strict=True)
         new = {f"class {k}": [b"%d" % p for p in own.tolist()] for k, own in pairs}

@@ -8,6 +8,7 @@ import argparse
 import dataclasses
 from pathlib import Path
 
+from fewgraft.base_knowledge import load_knowledge, save_knowledge
 from fewgraft.model import load_model, save_model, weights_hash
 from fewgraft.pieces import load_pieces, save_pieces
 from fewgraft.training.run import STAGES
@@ -23,9 +24,20 @@ def main() -> None:
         if (arguments.run / stage).is_dir():
             save_model(load_model(arguments.run / stage), arguments.out / stage, half=True)
             print(f"wrote {arguments.out / stage}")
+    for card in sorted(arguments.run.glob("*-knowledge/knowledge.json")):
+        stage = card.parent.name.removesuffix("-knowledge")
+        print(f"wrote {ship_knowledge(arguments.run, arguments.out, stage)}")
     for card in sorted(arguments.run.glob("*-shot/pieces.json")):
         method, shots, _ = card.parent.name.rsplit("-", 2)
         print(f"wrote {ship_pieces(arguments.run, arguments.out, method, int(shots))}")
+
+
+def ship_knowledge(run: Path, out: Path, stage: str) -> Path:
+    """What is kept of base classes stands on the model that ships beside it."""
+    model, shipped = load_model(run / stage), load_model(out / stage)
+    knowledge, card = load_knowledge(run, stage, model.weight, weights_hash(model))
+    own = card.model_copy(update={"weights": weights_hash(shipped)})
+    return save_knowledge(knowledge, own, out)
 
 
 def ship_pieces(run: Path, out: Path, method: str, shots: int) -> Path:

@@ -75,15 +75,15 @@ def _crop_and_mirror(pixels: Tensor, config: Augmentation, rng: Generator) -> Te
     """Both are a choice of rows and columns: one gather does them."""
     n, h, w, _ = pixels.shape
     offsets = torch.randint(-config.crop, config.crop + 1, (2, n, 1), generator=rng)
-    rows = _reflect(torch.arange(h) + offsets[0], h)
-    columns = _reflect(torch.arange(w) + offsets[1], w)
+    rows = reflected(torch.arange(h) + offsets[0], h)
+    columns = reflected(torch.arange(w) + offsets[1], w)
     if config.mirror:
         turned = torch.rand(n, 1, generator=rng) < 0.5
         columns = torch.where(turned, columns.flip(1), columns)
     return pixels[torch.arange(n)[:, None, None], rows[:, :, None], columns[:, None, :]]
 
 
-def _reflect(places: Tensor, size: int) -> Tensor:
+def reflected(places: Tensor, size: int) -> Tensor:
     """Places beyond the border, mirrored back: −2 → 2, size → size − 2."""
     period = max(1, 2 * (size - 1))
     places = places % period

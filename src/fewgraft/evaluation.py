@@ -47,6 +47,7 @@ def evaluate(
     *,
     split: str = "test",
     seed: int = 0,
+    views: int = 1,
 ) -> "Evaluation":
     """Score a method on frozen episodes; `fewgraft bench run` gives the same numbers.
 
@@ -67,6 +68,7 @@ def evaluate(
         device: Such as "cuda". None leaves a `CosineModel` where it is and is the CPU otherwise.
         split: "test" or "val".
         seed: Names the sequence of episodes.
+        views: Features are means over so many views of each picture, a little shifted or turned.
 
     Returns:
         An `Evaluation` with the scores of every episode.
@@ -89,7 +91,7 @@ def evaluate(
     place = None if device is None else choose_device(device)
     source = _opened(data)
     chosen = _choose(method, _name(source), settings)
-    features = _features(source, model, chosen.stage, settings.split, place)
+    features = _features(source, model, chosen.stage, settings.split, place, views)
     sampled, labels = sample_episodes(_pools(source, settings.split), settings, episodes)
     _ = features.bank  # first, so that computing it has a progress of its own
     parts = chunks(episodes, settings, chosen.method)
@@ -385,15 +387,18 @@ def _features(
     stage: str,
     split: str,
     device: torch.device | None,
+    views: int,
 ) -> EpisodeFeatures:
     if isinstance(data, FeatureSet):
+        if views != 1:
+            raise FewgraftError("a FeatureSet has the features of one view: leave views out")
         if model is not None:
             raise FewgraftError("a FeatureSet has the features of its own network: leave model out")
         return data.of_split(split, device or CPU)
     opened, beside = _open_model(model, stage, data.manifest.name)
     if device is not None and device != opened.weight.device:
         opened = copy.deepcopy(opened).to(device)  # the caller's own model stays where it is
-    return SplitFeatures(opened, data, split, models=beside)
+    return SplitFeatures(opened, data, split, models=beside, views=views)
 
 
 def _open_model(

@@ -9,13 +9,15 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from fewgraft.base_knowledge import EXEMPLARS, BaseKnowledge, knowledge_of
+from fewgraft.base_pictures import kept_pictures, some_of_each
 from fewgraft.data.parts import BASE_PARTS, NOVEL_PARTS, PARTS, Part
 from fewgraft.draws import Indices
 from fewgraft.episodes import Pools
 from fewgraft.errors import FewgraftError, nearest, why
 from fewgraft.feature_bank import FeatureBank
 from fewgraft.prototypes import directions, prototypes
-from fewgraft.split_features import EpisodeFeatures, kept_pictures
+from fewgraft.split_features import EpisodeFeatures
 
 Array = ArrayLike | Tensor
 
@@ -108,13 +110,24 @@ class FeatureSet:
             self.weights.to(device),
             self.gamma,
             base_features=lambda: self._kept_features().to(device),
+            knowledge=lambda: self._known(device),
         )
 
     def _kept_features(self) -> Tensor:
         """Of a few pictures of base/train per class [N_b, m, d]."""
+        return self.features[torch.from_numpy(kept_pictures(self._base_pools()))]
+
+    def _known(self, device: torch.device) -> BaseKnowledge | None:
+        """What is kept of base classes; None where one of them has no pictures in base/train."""
+        pools = self._base_pools()
+        if not all(map(len, pools)) or not pools:
+            return None
+        chosen = some_of_each(pools, EXEMPLARS)
+        return knowledge_of([self.features[torch.from_numpy(own)] for own in chosen]).to(device)
+
+    def _base_pools(self) -> list[Indices]:
         train = self._indices(Part.BASE_TRAIN)
-        pools = [train[self.labels[train] == label] for label in range(self.n_base)]
-        return self.features[torch.from_numpy(kept_pictures(pools))]
+        return [train[self.labels[train] == label] for label in range(self.n_base)]
 
     @cached_property
     def content(self) -> str:

@@ -128,7 +128,7 @@ class ImportedFeatures(SplitFeatures):
     def __init__(
         self, features: FeatureSet, backbone: str, split: str, device: torch.device = CPU
     ) -> None:
-        self.split = split
+        self.split, self.views = split, 1
         self._set, self._backbone = features, backbone
         there = features.of_split(split, device)
         EpisodeFeatures.__init__(
@@ -137,6 +137,7 @@ class ImportedFeatures(SplitFeatures):
             there.weights,
             there.gamma,
             base_features=lambda: there.base_features,
+            knowledge=lambda: there.knowledge,
         )
 
     @property

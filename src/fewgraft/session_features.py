@@ -5,12 +5,13 @@ SessionFeatures → Carried.task → Method.fit → Carried.after → SessionSco
 
 import dataclasses
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from fewgraft.base_knowledge import BaseKnowledge
 from fewgraft.data.parts import Part
 from fewgraft.data.store import ImageStore
 from fewgraft.draws import Indices
@@ -40,7 +41,6 @@ class SessionFeatures(SplitFeatures):
         models: Path | None = None,
     ) -> None:
         super().__init__(model, store, split, root, models)
-        self._root = root
         self.pools = SessionPools.of(store, split, queries)
 
     def _pictures(self) -> Indices:
@@ -55,9 +55,12 @@ class SessionFeatures(SplitFeatures):
         total = torch.zeros_like(self.weights, device="cpu").index_add_(0, labels, features)
         return directions(total).to(self.weights.device)
 
-    def begin(self, base: str) -> Carried:
+    def begin(self, base: str, method: Method) -> Carried:
         """The base classes as a method finds them."""
-        return Carried.begin(self.base_means if base == "means" else self.weights, self.gamma)
+        weights, scores = self.base_means if base == "means" else self.weights, None
+        if method.uses_knowledge:
+            scores = partial(_scores, method, self.knowledge)
+        return Carried.begin(weights, self.gamma, scores)
 
     def lessons(
         self, method: Method, draws: SessionDraws, number: int, base: str = "weights"
@@ -70,7 +73,7 @@ class SessionFeatures(SplitFeatures):
             raise FewgraftError(
                 "sessions are for methods that work on features alone", "Leave this method out."
             )
-        carried, ways = self.begin(base), draws.settings.ways
+        carried, ways = self.begin(base, method), draws.settings.ways
         none = draws.support[number, 0, :0]
         sessions = [(0, none, none)] if method.changes_base else []
         if not sessions:
@@ -84,6 +87,7 @@ class SessionFeatures(SplitFeatures):
                 task,
                 learnt=self.learnt(method, draws.settings.shots),
                 base_features=self.base_features if method.uses_base_features else None,
+                knowledge=self.knowledge if method.uses_knowledge else None,
             )
             carried = carried.after(method.fit(task))
             yield carried
@@ -118,3 +122,9 @@ class SessionFeatures(SplitFeatures):
             answers = logits[0, :seen].argmax(-1).cpu()
             rows.append(score_session(answers, columns[:seen], draws.n_base, ways if rows else 0))
         return rows
+
+
+def _scores(
+    method: Method, knowledge: BaseKnowledge | None, features: Tensor, logits: Tensor
+) -> Tensor:
+    return method.base_scores(features, logits, knowledge)

@@ -11,13 +11,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from fewgraft.base_knowledge import BaseKnowledge, has_knowledge, load_knowledge
+from fewgraft.base_pictures import base_knowledge, base_pictures, kept_features
 from fewgraft.data.parts import Part
 from fewgraft.data.store import ImageStore
-from fewgraft.draws import Indices, KeyStream
+from fewgraft.draws import Indices
 from fewgraft.episodes import (
     Episodes,
     EpisodeSettings,
@@ -27,7 +28,7 @@ from fewgraft.episodes import (
     split_pictures,
 )
 from fewgraft.errors import FewgraftError
-from fewgraft.feature_bank import FeatureBank, feature_bank, feature_lengths
+from fewgraft.feature_bank import FeatureBank, feature_bank, feature_lengths, mid_bank
 from fewgraft.methods.base import LearntTensors, Method, Queries, Task, TaskPictures
 from fewgraft.methods.trained import TrainedMethod, pieces_before
 from fewgraft.metrics import Scores, join_scores, score
@@ -38,8 +39,6 @@ from fewgraft.prototypes import direction_logits
 
 # Episodes at a time; part of the numbers to the last bit. Without base classes episodes are small.
 CHUNK, REGULAR_CHUNK, MOVING_CHUNK = 10, 150, 5
-NOTHING: Indices = np.empty(0, np.int64)
-KEPT = 20  # features of base/train per class, for methods that use them
 FindPieces = Callable[[Method, int], LearntTensors]  # the pieces of a method for a number of shots
 
 
@@ -66,9 +65,14 @@ class EpisodeFeatures:
         base_features: Callable[[], Tensor] | None = None,
         learnt: FindPieces | None = None,
         lengths: Callable[[], Tensor] | None = None,
+        mid: Callable[[], FeatureBank | None] | None = None,
+        knowledge: Callable[[], BaseKnowledge | None] | None = None,
     ) -> None:
         self._bank = bank
         self._lengths = lengths
+        self._mid = mid
+        self._knowledge = knowledge
+        self._own_scores: tuple[Method, Tensor] | None = None
         self._network = network
         self._base_features = base_features
         self._learnt = learnt
@@ -114,6 +118,20 @@ class EpisodeFeatures:
         support, unlabelled = episodes.support[rows], episodes.unlabelled[rows]
         return self.lengths[self.bank.row[support]], self.lengths[self.bank.row[unlabelled]]
 
+    @cached_property
+    def mid(self) -> FeatureBank | None:
+        """Mid-level features of the same pictures; None: the network gives none."""
+        return self._mid() if self._mid else None
+
+    def _mid_of(self, episodes: Episodes, rows: slice) -> tuple[Tensor, Tensor] | None:
+        support, unlabelled = episodes.support[rows], episodes.unlabelled[rows]
+        return (self.mid[support], self.mid[unlabelled]) if self.mid else None
+
+    @cached_property
+    def knowledge(self) -> BaseKnowledge | None:
+        """What is kept of base classes beside W_b; None: nothing."""
+        return self._knowledge() if self._knowledge else None
+
     def learnt(self, method: Method, shots: int) -> LearntTensors | None:
         """What a method has learnt beforehand; None for one that learns nothing."""
         if not method.pieces:
@@ -130,13 +148,22 @@ class EpisodeFeatures:
         """γ·cos(f, w) of every picture in the bank [m, N_b]."""
         return direction_logits(self.bank.features, self.weights, self.gamma)
 
-    def base_logits(self, pictures: Tensor, n_base: int) -> Tensor:
+    def base_logits(self, pictures: Tensor, n_base: int, method: Method | None = None) -> Tensor:
         """[..., n_base] of pictures [...]; a setting without base classes has none."""
-        return self._base_scores[self.bank.row[pictures], :n_base]
+        return self._scores_for(method)[self.bank.row[pictures], :n_base]
+
+    def _scores_for(self, method: Method | None) -> Tensor:
+        """What a method makes of every picture in the bank [m, N_b]; kept for one method."""
+        if method is None or not method.uses_knowledge:
+            return self._base_scores
+        if self._own_scores is None or self._own_scores[0] != method:
+            scores = method.base_scores(self.bank.features, self._base_scores, self.knowledge)
+            self._own_scores = (method, scores)
+        return self._own_scores[1]
 
     def task(self, episodes: Episodes, rows: slice, method: Method | None = None) -> Task:
         """Some of the episodes with all that a method needs; None needs features only."""
-        task = self._plain_task(episodes, rows)
+        task = self._plain_task(episodes, rows, method)
         if method is None:
             return task
         looks = method.moves_network or method.uses_pictures
@@ -146,6 +173,8 @@ class EpisodeFeatures:
             learnt=self.learnt(method, episodes.settings.shots),
             base_features=self.base_features if method.uses_base_features else None,
             lengths=self._lengths_of(episodes, rows) if method.uses_lengths else None,
+            mid=self._mid_of(episodes, rows) if method.uses_mid_features else None,
+            knowledge=self.knowledge if method.uses_knowledge else None,
         )
 
     def _pictures_of(self, episodes: Episodes, rows: slice, method: Method) -> TaskPictures:
@@ -162,32 +191,38 @@ class EpisodeFeatures:
         """What `base_features` are of, as places in the network [N_b, m]; None: features alone."""
         return None
 
-    def _plain_task(self, episodes: Episodes, rows: slice) -> Task:
+    def _plain_task(self, episodes: Episodes, rows: slice, method: Method | None) -> Task:
         support, unlabelled = episodes.support[rows], episodes.unlabelled[rows]
         return Task(
             ways=episodes.settings.ways,
             support=self.bank[support],
             labels=(episodes.support_labels[rows] - episodes.n_base).to(self.weights.device),
             unlabelled=self.bank[unlabelled],
-            base_unlabelled=self.base_logits(unlabelled, episodes.n_base),
+            base_unlabelled=self.base_logits(unlabelled, episodes.n_base, method),
             weights=self.weights[: episodes.n_base],
             gamma=self.gamma,
             numbers=torch.arange(len(episodes), device="cpu")[rows],
         )
 
-    def queries(self, episodes: Episodes, rows: slice, task: Task | None = None) -> Queries:
+    def queries(
+        self,
+        episodes: Episodes,
+        rows: slice,
+        task: Task | None = None,
+        method: Method | None = None,
+    ) -> Queries:
         """The pictures to classify in these episodes; where U is Q, their task has them already."""
         query = episodes.query[rows]
         if task is not None and episodes.settings.kind.unlabelled == "query":
             return Queries(task.unlabelled, task.base_unlabelled, self.places(query))
-        base_logits = self.base_logits(query, episodes.n_base)
+        base_logits = self.base_logits(query, episodes.n_base, method)
         return Queries(self.bank[query], base_logits, self.places(query))
 
     @torch.no_grad()
     def logits(self, method: Method, episodes: Episodes, rows: slice) -> Tensor:
         """What a method answers in some of the episodes [e, Q, N_b+N]."""
         task = self.task(episodes, rows, method)
-        return method.fit(task).logits(self.queries(episodes, rows, task))
+        return method.fit(task).logits(self.queries(episodes, rows, task, method))
 
     @torch.no_grad()
     def scores_of_each(
@@ -196,7 +231,7 @@ class EpisodeFeatures:
         """Scores of methods that learn the same and answer differently, in consecutive episodes."""
         rows = slice(some.start, some.stop)
         task = self.task(episodes, rows, methods[0])
-        queries = self.queries(episodes, rows, task)
+        queries = self.queries(episodes, rows, task, methods[0])
         fitted: Any = methods[0].fit(task)
         answers = (dataclasses.replace(fitted, config=method).logits(queries) for method in methods)
         return [score(a.cpu(), labels.query_labels[rows], episodes.n_base) for a in answers]
@@ -227,23 +262,48 @@ class SplitFeatures(EpisodeFeatures):
         root: Path | None = None,
         models: Path | None = None,
         learnt: FindPieces | None = None,
+        views: int = 1,
     ) -> None:
         check_classes(model, store)
         self.model = model
         self.store = store
         self.split = split
-        self._models = models
+        self.views = views  # of each picture, whose features are averaged
+        self._models, self._root = models, root
         self._pieces: dict[tuple[str, int], Pieces] = {}
         device = model.weight.device
         super().__init__(
-            lambda: feature_bank(model, store, self._pictures(), root).to(device),
+            lambda: feature_bank(model, store, self._pictures(), root, views).to(device),
             model.weight.detach(),
             model.gamma.item(),
-            lambda: Network(model, store.pictures),
-            lambda: kept_features(model, store, root).to(device),
+            self._network_of_pictures,
+            lambda: kept_features(model, store, root, views).to(device),
             learnt or (lambda method, shots: self.pieces(method, shots).tensors),
-            lambda: feature_lengths(model, store, self._pictures(), root).to(device),
+            lambda: feature_lengths(model, store, self._pictures(), root, views).to(device),
+            self._mid_bank,
+            self._known,
         )
+
+    def _network_of_pictures(self) -> Network:
+        if self.views > 1:
+            raise FewgraftError(
+                "a method that looks at pictures itself takes them as they are",
+                "Leave the number of views out, or choose a method that works on features.",
+            )
+        return Network(self.model, self.store.pictures)
+
+    def _mid_bank(self) -> FeatureBank | None:
+        found = mid_bank(self.model, self.store, self._pictures(), self._root, self.views)
+        return found.to(self.weights.device) if found else None
+
+    def _known(self) -> BaseKnowledge:
+        """Stored beside the model, else computed from base/train: it is the same either way."""
+        stage, beside = self.model.card.stage, self._models
+        if beside is not None and has_knowledge(beside, stage):
+            found, _ = load_knowledge(beside, stage, self.weights, self.weights_hash)
+        else:
+            found = base_knowledge(self.model, self.store, self._root)
+        return found.to(self.weights.device)
 
     def pieces(self, method: Method, shots: int) -> Pieces:
         """What a method has learnt on exactly this model, with its card."""
@@ -263,6 +323,12 @@ class SplitFeatures(EpisodeFeatures):
         hyper = dataclasses.asdict(method)  # type: ignore[call-overload]
         check_pieces(self._pieces[key], hyper, self.weights_hash, method.search)
         return self._pieces[key]
+
+    def learnt_hash(self, method: Method, shots: int) -> str:
+        """A name for exactly what a method has learnt or knows beforehand; "" for nothing."""
+        if method.uses_knowledge:
+            return self.knowledge.hash if self.knowledge else ""
+        return self.pieces(method, shots).hash if method.pieces else ""
 
     def _initial(self, method: Method, shots: int) -> LearntTensors:
         """What pieces look like."""
@@ -313,31 +379,6 @@ class SplitFeatures(EpisodeFeatures):
         labels = torch.from_numpy(self.store.labels)[pictures]
         answers = self.base_logits(pictures, len(self.weights)).argmax(1).cpu()
         return (answers == labels).double().mean().item()
-
-
-def kept_features(model: CosineModel, store: ImageStore, root: Path | None = None) -> Tensor:
-    """Directions [N_b, m, d] of the same few pictures of base/train per class; m is up to 20."""
-    chosen = base_pictures(store)
-    bank = feature_bank(model, store, np.unique(chosen), root)
-    return bank[torch.from_numpy(chosen)]
-
-
-def base_pictures(store: ImageStore) -> Indices:
-    """The same few pictures of base/train per class [N_b, m]; m is up to 20."""
-    pools = store.by_class(Part.BASE_TRAIN)
-    return kept_pictures([pools.get(label, NOTHING) for label in range(len(store.base_classes))])
-
-
-def kept_pictures(pools: list[Indices]) -> Indices:
-    """[N_b, m] of the pictures of each base class; m is as many as the smallest class allows."""
-    count = min([KEPT, *map(len, pools)])
-    if count == 0:
-        raise FewgraftError(
-            "this method uses features of base/train, and a base class has no pictures there",
-            "Add some of every base class.",
-        )
-    chosen = [pool[KeyStream(0, k).choose(len(pool), count)] for k, pool in enumerate(pools)]
-    return np.stack(chosen) if chosen else np.empty((0, count), np.int64)
 
 
 def check_classes(model: CosineModel, store: ImageStore) -> None:

@@ -33,18 +33,19 @@ class Choice:
     hyper: bool = False  # say with which hyper-parameters each row ran
     models: str | None = None  # folder of a training run
     pool: bool = False  # seeds and training runs together
+    views: int | None = None  # of each picture
 
     def takes(self, row: Row) -> bool:
         """Whether a row is among them."""
-        asked = (self.episodes, self.split, self.seed, self.shots, self.models)
+        asked = (self.episodes, self.split, self.seed, self.shots, self.models, self.views)
         seed = row.episode_settings["seed"]
-        there = (row.episodes, row.split, seed, row.shots, row.models)
+        there = (row.episodes, row.split, seed, row.shots, row.models, row.views)
         return all(a is None or a == t for a, t in zip(asked, there, strict=True))
 
     @property
     def options(self) -> str:
         """As `bench run` is told."""
-        names = ("shots", "episodes", "split", "seed", "models")
+        names = ("shots", "episodes", "split", "seed", "models", "views")
         given = {name: getattr(self, name) for name in names}
         return "".join(f" --{name} {value}" for name, value in given.items() if value is not None)
 
@@ -123,10 +124,13 @@ def choose_rows(
 
 
 def refuse_several_runs(rows: Sequence[Row]) -> None:
-    """Rows of several seeds or training runs are not to be mixed, nor one of them chosen unseen."""
-    for fact in (SEEDS, MODELS):
+    """Rows of several seeds or training runs are not to be mixed, nor one of them chosen unseen.
+
+    Nor are rows whose pictures were seen in different numbers of views.
+    """
+    for fact in (SEEDS, MODELS, VIEWS):
         values = different_values(fact, rows)
-        if len(values) > 1 and (fact is SEEDS or mixed_models(rows)):
+        if len(values) > 1 and (fact is not MODELS or mixed_models(rows)):
             raise FewgraftError(
                 f"there are rows of different {fact.name}: {', '.join(map(str, values))}", fact.hint
             )
@@ -206,6 +210,7 @@ SEEDS = SharedFact(
 MODELS = SharedFact(
     "training runs", lambda row: row.models, f"Choose one with --models FOLDER, {_OR_POOL}"
 )
+VIEWS = SharedFact("numbers of views", lambda row: row.views, "Choose one with --views.")
 FACTS = (
     SharedFact("data sets", lambda row: f"{row.data} ({row.content[:8]})", _OWN_FOLDER),
     SharedFact("splits", lambda row: row.split, "Choose one with --split."),

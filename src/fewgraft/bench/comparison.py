@@ -26,12 +26,16 @@ class Comparison:
 
 
 def row_name(row: Row) -> str:
-    """How a person names a row, such as +pr:s2i:1."""
-    return f"{row.method}:{row.setting}:{row.shots}"
+    """How a person names a row, such as +pr:s2i:1, or +pr:s2i:1:3 with three views."""
+    views = f":{row.views}" if row.views > 1 else ""
+    return f"{row.method}:{row.setting}:{row.shots}{views}"
 
 
 def find_row(results: Results, name: str, seed: int | None = None) -> Row:
-    """A row by its id, or the last one of that method:setting:shots, of this seed if given."""
+    """A row by its id, or the last one of that method:setting:shots, of this seed if given.
+
+    A fourth part is the number of views where it is above 1.
+    """
     if ":" not in name:
         return results.row(name)
     rows: dict[str, list[Row]] = {}

@@ -138,6 +138,7 @@ def run_sweep(
     episodes: int = 600,
     split: str = "test",
     seed: int = 0,
+    views: int = 1,
     engine: Engine = in_this_process,
 ) -> Swept:
     """Rows for every method at every value; those that are there are not computed again."""
@@ -162,6 +163,7 @@ def run_sweep(
             split,
             seed,
             {sweep.field: value},
+            views,
         )
     ]
     found: dict[str, list[Row]] = {method_spec(name).name: [] for name in methods}

@@ -58,7 +58,7 @@ class Record(BaseModel):
     stage: str  # which model
     models: str  # folder of the models
     weights: str  # hash
-    learnt: str = ""  # hash of the method's pieces, where it has some
+    learnt: str = ""  # hash of the method's pieces or of its base knowledge, where it has some
     file: str = ""  # that the method is in, and
     code: str = ""  # a hash of it, where the method is not of the registry
     backbone: str
@@ -82,6 +82,7 @@ class Row(Record):
 
     setting: str
     episodes: int = Field(ge=1)
+    views: int = Field(default=1, ge=1)  # of each picture
     episode_settings: dict[str, Any]
     episode_hash: str
     metrics: dict[str, Measured]

@@ -199,6 +199,7 @@ def _compute(job: J, name: str, results: Rows[R, S], bench: AnyBench[J, R, S], e
     features = bench.split_features(job)
     _ = features.bank  # first, so that computing it has a progress and a time of its own
     _ = features.lengths if job.configured.uses_lengths else None
+    _ = features.mid if job.configured.uses_mid_features else None
     before, kept = time.perf_counter(), features.keeping_seconds
     scores = run_job(job, name, results, bench, engine)
     kept = features.keeping_seconds - kept

@@ -50,6 +50,7 @@ class Job:
     episode_settings: EpisodeSettings
     episodes: int
     models: Path
+    views: int = 1  # of each picture, whose features are averaged
 
     @property
     def spec(self) -> MethodSpec:
@@ -69,7 +70,8 @@ class Job:
     def __str__(self) -> str:
         """For progress."""
         settings = self.episode_settings
-        return f"{self.spec.name}, {settings.setting}, {settings.shots}-shot"
+        views = f", {self.views} views" if self.views > 1 else ""
+        return f"{self.spec.name}, {settings.setting}, {settings.shots}-shot{views}"
 
 
 def jobs(
@@ -82,11 +84,19 @@ def jobs(
     split: str = "test",
     seed: int = 0,
     changes: dict[str, Any] | None = None,
+    views: int = 1,
 ) -> list[Job]:
     """All combinations that make sense, cheap methods first."""
     for setting in settings:
         if setting not in SETTINGS:
             raise FewgraftError(f"there is no setting '{setting}'", nearest(setting, SETTINGS))
+    for name in methods if views > 1 else ():
+        method = method_spec(name).method
+        if method.moves_network or method.uses_pictures:
+            raise FewgraftError(
+                f"'{name}' looks at pictures itself and takes them as they are",
+                "Leave --views out, or name methods on features: --methods all-features.",
+            )
     found = [
         Job(
             recipe.name,
@@ -96,6 +106,7 @@ def jobs(
             EpisodeSettings.paper(setting, k, split=split, seed=seed, **(changes or {})),
             episodes,
             models,
+            views,
         )
         for setting in settings
         for k in shots
@@ -127,7 +138,7 @@ class Bench:
         self._features = features
         self.device = device
         self._stores: dict[str, ImageStore] = {}
-        self._split_features: dict[tuple[str, Path, str, str], SplitFeatures] = {}
+        self._split_features: dict[tuple[str, Path, str, str, int], SplitFeatures] = {}
         self._imports: dict[Path, tuple[FeatureSet, str]] = {}
         self._episodes: dict[tuple[str, EpisodeSettings, int], tuple[Episodes, QueryLabels]] = {}
 
@@ -140,15 +151,17 @@ class Bench:
     def split_features(self, job: Job) -> SplitFeatures:
         """The model of the job's stage over the split's pictures."""
         split = job.episode_settings.split
-        key = (job.data, job.models, job.spec.stage, split)
+        key = (job.data, job.models, job.spec.stage, split, job.views)
         if key not in self._split_features and is_import(job.models):
+            if job.views > 1:
+                raise FewgraftError("imported features are of one view", "Leave --views out.")
             imported, backbone = self._import(job.models)
             there = ImportedFeatures(imported, backbone, split, self.device)
             self._split_features[key] = there
         elif key not in self._split_features:
             model = stage_model(job.models, job.spec.stage).to(self.device)
             store = self.store(job.data)
-            opened = SplitFeatures(model, store, split, self._features, job.models)
+            opened = SplitFeatures(model, store, split, self._features, job.models, views=job.views)
             self._split_features[key] = opened
         return self._split_features[key]
 
@@ -191,15 +204,13 @@ class Bench:
         return {
             "episode_settings": job.episode_settings.record(),
             "episodes": job.episodes,
+            **({"views": job.views} if job.views > 1 else {}),
             **method_identity(job, features, self.learnt(job)),
         }
 
     def learnt(self, job: Job) -> str:
         """A name for exactly what the job's method has learnt beforehand; "" for nothing."""
-        if not job.configured.pieces:
-            return ""
-        features, shots = self.split_features(job), job.episode_settings.shots
-        return features.pieces(job.configured, shots).hash
+        return self.split_features(job).learnt_hash(job.configured, job.episode_settings.shots)
 
     def row(
         self, job: Job, scores: Scores, seconds: float, threads: int, feature_seconds: float = 0.0
@@ -230,6 +241,7 @@ def job_of(row: Row) -> Job:
         EpisodeSettings(**row.episode_settings),
         row.episodes,
         Path(row.models),
+        row.views,
     )
 
 

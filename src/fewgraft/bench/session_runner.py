@@ -203,7 +203,7 @@ class SessionBench:
     def identity(self, job: SessionJob) -> dict[str, Any]:
         """All that a row's numbers depend on."""
         features, method = self.split_features(job), job.configured
-        learnt = features.pieces(method, job.settings.shots).hash if method.pieces else ""
+        learnt = features.learnt_hash(method, job.settings.shots)
         return {
             "session_settings": job.settings.record(),
             "draws": job.draws,

@@ -14,6 +14,7 @@ from fewgraft.cli.bench_options import (
     OutOption,
     RecipeArgument,
     ShotsOption,
+    ViewsOption,
     WorkersOption,
     chosen_engine,
     listed,
@@ -91,6 +92,7 @@ def run(
     unlabelled: Annotated[
         int | None, typer.Option(min=0, help="Draw so many unlabelled pictures per episode.")
     ] = None,
+    views: ViewsOption = 1,
     out: OutOption = None,
     engine: EngineOption = "here",
     workers: WorkersOption = None,
@@ -110,6 +112,8 @@ def run(
       fewgraft bench run icons --seeds 0,1,2 --models runs/a,runs/b
 
       fewgraft bench run cifar-fs --methods all-features --engine processes
+
+      fewgraft bench run icons --methods +pr,graft --settings s2i --views 3
     """
     from fewgraft.bench.results import Results
     from fewgraft.bench.rows import run as run_jobs
@@ -148,6 +152,7 @@ def run(
             split,
             seed,
             _fitting(asked, setting),
+            views,
         )
     ]
     wanted.sort(key=lambda job: job.configured.moves_network)

@@ -13,6 +13,7 @@ from fewgraft.cli.bench_options import (
     OutOption,
     RecipeArgument,
     SeedOption,
+    ViewsOption,
     WorkersOption,
     chosen_engine,
     decimals,
@@ -51,6 +52,7 @@ def ratio(
     ] = 1,
     episodes: EpisodesOption = 600,
     seed: SeedOption = 0,
+    views: ViewsOption = 1,
     models: ModelsOption = None,
     out: OutOption = None,
     engine: EngineOption = "here",
@@ -108,6 +110,7 @@ def ratio(
                 shots=shots,
                 episodes=episodes,
                 seed=seed,
+                views=views,
                 engine=compute,
             )
             for sweep in sweeps

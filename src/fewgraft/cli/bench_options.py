@@ -36,6 +36,14 @@ WorkersOption = Annotated[
     typer.Option(min=1, help="Start so many processes, or Ray workers; one per core if not given."),
 ]
 AddressOption = Annotated[str | None, typer.Option(help="Join the Ray cluster at this address.")]
+ViewsOption = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        max=5,
+        help="Average features over so many views of each picture, a little shifted or turned.",
+    ),
+]
 SeedOption = Annotated[
     int,
     typer.Option(min=0, max=LARGEST_SEED, help="Draw the sequence of episodes that has this seed."),

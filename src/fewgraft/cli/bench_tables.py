@@ -52,6 +52,9 @@ def table(
             help="Show means and standard deviations over seeds and training runs.",
         ),
     ] = False,
+    views: Annotated[
+        int | None, typer.Option(help="Show only rows of so many views of each picture.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the table to this file.")] = None,
 ) -> None:
     """Print results in the layouts of the paper.
@@ -79,7 +82,7 @@ def table(
         raise FewgraftError("a CSV file holds one table", "Choose a --layout.")
     if setting and layout not in ("detail", "all"):
         raise FewgraftError(f"--setting is not for layout '{layout}'", "Use --layout detail.")
-    choice = Choice(episodes, split, seed, shots, setting or "s2i", hyper, models, pool)
+    choice = Choice(episodes, split, seed, shots, setting or "s2i", hyper, models, pool, views)
     show(built(results, layout, choice), form, out)
 
 
@@ -150,7 +153,13 @@ def plain(table: "Table") -> str:
 
 
 def compare(
-    a: Annotated[str, typer.Argument(help="Compare the row of this id, or method:setting:shots.")],
+    a: Annotated[
+        str,
+        typer.Argument(
+            help="Compare the row of this id, or method:setting:shots, or method:setting:shots:3 "
+            "of three views."
+        ),
+    ],
     b: Annotated[str, typer.Argument(help="Compare it with this row.")],
     results: Annotated[Path, typer.Option("--in", help="Read the results of this folder.")],
     seed: Annotated[int | None, typer.Option(help="Compare rows of this seed.")] = None,
@@ -165,6 +174,8 @@ def compare(
       fewgraft bench compare +pr:s2i:1 meta-inc-baseline:incremental:1 --in results/icons
 
       fewgraft bench compare 3f9a 81c2 --in results/icons
+
+      fewgraft bench compare graft:s2i:1:3 +pr:s2i:1:3 --in results/icons
     """
     from fewgraft.bench.comparison import compare as compare_rows
     from fewgraft.bench.comparison import comparison_table

@@ -32,7 +32,8 @@ def train(
             "--only",
             "--stage",
             help="Train only this: a stage (pre-trained, algorithm-1, algorithm-2), what a method "
-            "such as lwof learns on a trained model, or methods for all of these; may be repeated.",
+            "such as lwof learns on a trained model, methods for all of these, or graft for what "
+            "it keeps of base classes; may be repeated.",
         ),
     ] = None,
     change: Annotated[
@@ -113,12 +114,14 @@ def _train(recipe: "Recipe", folder: Path, stage: list[str] | None) -> None:
     from accelerate import Accelerator
 
     from fewgraft.data.catalogue import open_data
+    from fewgraft.methods import methods
     from fewgraft.training.loop import Interrupted
     from fewgraft.training.report import draw_curves, summary
     from fewgraft.training.run import METHODS, STAGES, check_learners, train
 
     stages = [one for name in stage or STAGES for one in _meant(name, METHODS, recipe.learning)]
-    known = [*STAGES, METHODS, *recipe.learning]
+    knowing = [name for name, spec in methods().items() if spec.method.uses_knowledge]
+    known = [*STAGES, METHODS, *recipe.learning, *knowing]
     for name in stages:
         if name not in known and not name.endswith(".py"):
             raise FewgraftError(f"there is no stage '{name}'", f"Known: {', '.join(known)}")

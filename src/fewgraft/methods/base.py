@@ -20,6 +20,7 @@ from fewgraft.parsing import first_problem
 from fewgraft.prototypes import direction_logits, join_logits, without_columns
 
 if TYPE_CHECKING:
+    from fewgraft.base_knowledge import BaseKnowledge
     from fewgraft.network import Network
 
 LARGEST_VALUE = 1e6
@@ -39,7 +40,8 @@ class Task:
         labels: Classes of the support [E, S], in 0 … N−1. Classes may have different numbers of
             supports.
         unlabelled: Features [E, U, d]; U may be 0.
-        base_unlabelled: γ·cos(f, w) of the unlabelled pictures [E, U, N_b]; N_b may be 0.
+        base_unlabelled: γ·cos(f, w) of the unlabelled pictures [E, U, N_b], or
+            `Method.base_scores`; N_b may be 0.
         weights: W_b [N_b, d].
         gamma: γ.
         numbers: Which episode each is [E]; all that is random depends on it alone.
@@ -54,6 +56,10 @@ class Task:
         grafted: How many of the base classes, the last ones, were novel in earlier sessions.
         present: Which of the unlabelled pictures are there [E, U], for methods that say
             `takes_gaps`; the others are rows of 0. None: all are.
+        mid: Mid-level directions of support [E, S, c] and unlabelled [E, U, c], for methods that
+            say `uses_mid_features`; None: there are none.
+        knowledge: What is kept of base classes beside W_b, for methods that say `uses_knowledge`;
+            None: nothing.
 
     Example:
         >>> import torch
@@ -88,6 +94,8 @@ class Task:
     lengths: tuple[Tensor, Tensor] | None = None
     grafted: int = 0
     present: Tensor | None = None
+    mid: tuple[Tensor, Tensor] | None = None
+    knowledge: "BaseKnowledge | None" = None
 
     def __len__(self) -> int:
         """How many episodes there are."""
@@ -131,7 +139,7 @@ class Queries:
 
     Attributes:
         features: Directions [E, Q, d].
-        base_logits: γ·cos(f, w) over the base classes [E, Q, N_b].
+        base_logits: γ·cos(f, w) over the base classes [E, Q, N_b], or `Method.base_scores`.
         pictures: Indices [E, Q], for solutions whose network moved.
     """
 
@@ -177,6 +185,8 @@ class Method(ABC):
     uses_pictures: ClassVar[bool] = False  # views of them, though the network stays as it is
     uses_base_features: ClassVar[bool] = False
     uses_lengths: ClassVar[bool] = False  # of features, before they became directions
+    uses_mid_features: ClassVar[bool] = False  # means of what enters the last block
+    uses_knowledge: ClassVar[bool] = False  # of base classes, beside their weights
     changes_base: ClassVar[bool] = False  # whether base logits are others than γ·cos(f, w)
     takes_gaps: ClassVar[bool] = False  # whether episodes may have U of different sizes
     # How many episodes it is given together; 0: as many as is usual in the setting.
@@ -211,6 +221,17 @@ class Method(ABC):
         Returns:
             A `Solution`, whose `logits(queries)` gives [E, Q, N_b+N], base classes first.
         """
+
+    def base_scores(
+        self, features: Tensor, logits: Tensor, knowledge: "BaseKnowledge | None"
+    ) -> Tensor:
+        """Scores over base classes [n, N_b] of directions [n, d], from γ·cos(f, w) [n, N_b].
+
+        For methods that say `uses_knowledge`. They depend on the picture alone, so that they are
+        computed once per picture and not once per episode.
+        """
+        del features, knowledge
+        return logits
 
     @property
     def learner(self) -> "Method":

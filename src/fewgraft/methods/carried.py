@@ -9,7 +9,7 @@ names, and replace those of before.
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,8 @@ from torch import Tensor
 from fewgraft.errors import FewgraftError
 from fewgraft.methods.base import Queries, Solution, Task
 from fewgraft.prototypes import direction_logits
+
+BaseScores = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -29,21 +31,29 @@ class Carried:
         n_base: How many base classes there were in the beginning.
         gamma: γ.
         solutions: One per session so far.
+        base_scores: What a method makes of features [n, d] and γ·cos(f, w) [n, N_b]; None: the
+            latter.
     """
 
     weights: Tensor
     n_base: int
     gamma: float
     solutions: tuple[Solution, ...] = ()
+    base_scores: BaseScores | None = None
 
     @classmethod
-    def begin(cls, weights: Tensor, gamma: float) -> "Carried":
+    def begin(
+        cls, weights: Tensor, gamma: float, base_scores: BaseScores | None = None
+    ) -> "Carried":
         """The base classes [N_b, d] alone."""
-        return cls(weights, len(weights), gamma)
+        return cls(weights, len(weights), gamma, base_scores=base_scores)
 
     def base_logits(self, features: Tensor) -> Tensor:
-        """γ·cos(f, w) [1, n, N_b] over the base classes alone, before any solution."""
-        return direction_logits(features, self.weights[: self.n_base], self.gamma)
+        """Scores [1, n, N_b] over the base classes alone, before any solution."""
+        logits = direction_logits(features, self.weights[: self.n_base], self.gamma)
+        return (
+            logits if self.base_scores is None else self.base_scores(features[0], logits[0])[None]
+        )
 
     def logits(self, features: Tensor) -> Tensor:
         """[1, n, K] over all classes so far, of directions [1, n, d]."""

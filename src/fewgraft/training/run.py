@@ -10,6 +10,13 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 
+from fewgraft.base_knowledge import (
+    KnowledgeCard,
+    has_knowledge,
+    knowledge_folder,
+    save_knowledge,
+)
+from fewgraft.base_pictures import base_knowledge
 from fewgraft.data.parts import Part
 from fewgraft.data.store import ImageStore
 from fewgraft.errors import FewgraftError, writing
@@ -46,6 +53,7 @@ def train(
     """Train the stages that are not there yet; {stage: its card's metrics}.
 
     A stage is a model, or a method that learns pieces on one: {method-K-shot: its card's metrics}.
+    For a method that uses base knowledge, that of its model is computed: it has no metrics.
     Phases that move the last block of the same network share the `kept` activations below it.
     """
     kept = {} if kept is None else kept
@@ -66,14 +74,31 @@ def train(
         _train_stages(recipe, store, folder, models, accelerator, kept)
         found = {stage: load_model(folder / stage).card.metrics for stage in models}
         for name in learners:
-            found |= _learn(recipe, store, folder, name, accelerator)
+            learn = _know if method_spec(name).method.uses_knowledge else _learn
+            found |= learn(recipe, store, folder, name, accelerator)
     return found
 
 
 def check_learners(recipe: Recipe, names: Sequence[str]) -> None:
     """Refuse, before anything is trained, methods that have nothing to learn or no section."""
     for name in names:
-        learning_of(recipe, trained_method(recipe, name, 1).pieces)
+        if not method_spec(name).method.uses_knowledge:
+            learning_of(recipe, trained_method(recipe, name, 1).pieces)
+
+
+def _know(
+    recipe: Recipe, store: ImageStore, folder: Path, name: str, accelerator: Accelerator
+) -> dict[str, dict[str, Any]]:
+    """What is kept of base classes beside the weights of a method's model, if it is not there."""
+    stage = method_spec(name).stage
+    if accelerator.is_main_process:
+        _provide(recipe, stage, folder)
+        if not has_knowledge(folder, stage):
+            model = load_model(folder / stage)
+            card = KnowledgeCard(stage=stage, weights=weights_hash(model), data=data_name(store))
+            save_knowledge(base_knowledge(model, store), card, folder)
+    accelerator.wait_for_everyone()
+    return {knowledge_folder(folder, stage).name: {}}
 
 
 def _learn(
