@@ -9,6 +9,7 @@ from torch import Tensor
 
 import fewgraft
 from fewgraft.base_knowledge import BaseKnowledge, axes_of, knowledge_of, spread_within
+from fewgraft.data.store import ImageStore
 from fewgraft.methods.base import Queries, Task
 from fewgraft.methods.graft import (
     Graft,
@@ -22,6 +23,8 @@ from fewgraft.methods.graft import (
     whitening,
 )
 from fewgraft.prototypes import direction_logits, directions
+from fewgraft.split_features import SplitFeatures
+from fewgraft.zoo import shipped_model
 
 pytestmark = pytest.mark.numerical
 
@@ -281,3 +284,13 @@ def test_knowledge_is_of_half_precision_and_pads_small_classes() -> None:
     assert not found.exemplars[0, 3:].any()
     assert torch.equal(found.exemplars, found.exemplars.half().float())
     assert found.mid_spread is None
+
+
+def test_base_scores_are_computed_once_for_what_they_depend_on(icons: ImageStore) -> None:
+    features = SplitFeatures(shipped_model("icons", "algorithm-2"), icons, "val")
+    first = features._scores_for(Graft())
+    assert features._scores_for(Graft(margin=1.0)) is first
+    other = features._scores_for(Graft(density=0.2))
+    assert not torch.equal(other, first)
+    torch.testing.assert_close(features._scores_for(None), features._base_scores)
+    assert features._scores_for(Graft(density=0.0)) is features._base_scores
