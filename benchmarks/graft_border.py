@@ -4,7 +4,7 @@ Base classifiers of several kinds and numbers of novel classes, on validation ep
 of a grid is a bound: validation episodes choose it and score it.
 
     python benchmarks/graft_border.py            # Icons and CIFAR-FS
-    python benchmarks/graft_border.py icons --episodes 60
+    python benchmarks/graft_border.py cifar-fs --stages algorithm-2
 """
 
 import argparse
@@ -58,11 +58,12 @@ def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", nargs="*", default=["icons", "cifar-fs"])
-    parser.add_argument("--episodes", type=int, default=100)
+    parser.add_argument("--stages", nargs="+", default=STAGES, help="of training")
+    parser.add_argument("--episodes", type=int, default=60)
     arguments = parser.parse_args()
     print("| base classifier | N | best b | Acc | b of the rule | Acc |\n|---|---|---|---|---|---|")
     for data in arguments.data:
-        for stage in STAGES:
+        for stage in arguments.stages:
             features = features_of(data, stage, means=False)
             print(line(f"{data}, {stage}", features, WAYS, arguments.episodes), flush=True)
         for ways in OTHER_WAYS:
