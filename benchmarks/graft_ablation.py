@@ -1,4 +1,4 @@
-"""Graft without one of its parts.
+"""Graft without one of its parts; c is 3 without densities, where validation episodes put it.
 
 fewgraft bench run icons --methods graft,benchmarks/graft_ablation.py --settings s2i --views 3
 """
@@ -13,7 +13,7 @@ def _without(part: str, method: Graft) -> MethodSpec:
 
 
 METHODS = (
-    _without("exemplar densities", Graft(density=0.0)),
+    _without("exemplar densities", Graft(density=0.0, margin=3.0)),
     _without("a space of their own", Graft(own_space=False)),
     _without("mid-level features", Graft(mid=0.0)),
 )

@@ -5,11 +5,13 @@ import math
 
 import pytest
 import torch
+from session_tasks import made_features
 from torch import Tensor
 
 import fewgraft
 from fewgraft.base_knowledge import BaseKnowledge, axes_of, knowledge_of, spread_within
-from fewgraft.methods.base import Queries, Task
+from fewgraft.data.store import ImageStore
+from fewgraft.methods.base import Queries, Solution, Task
 from fewgraft.methods.graft import (
     Graft,
     Grafted,
@@ -22,6 +24,9 @@ from fewgraft.methods.graft import (
     whitening,
 )
 from fewgraft.prototypes import direction_logits, directions
+from fewgraft.sessions import SessionSettings, draw_sessions
+from fewgraft.split_features import SplitFeatures
+from fewgraft.zoo import shipped_model
 
 pytestmark = pytest.mark.numerical
 
@@ -281,3 +286,39 @@ def test_knowledge_is_of_half_precision_and_pads_small_classes() -> None:
     assert not found.exemplars[0, 3:].any()
     assert torch.equal(found.exemplars, found.exemplars.half().float())
     assert found.mid_spread is None
+
+
+def test_base_scores_are_computed_once_for_what_they_depend_on(icons: ImageStore) -> None:
+    features = SplitFeatures(shipped_model("icons", "algorithm-2"), icons, "val")
+    first = features._scores_for(Graft())
+    assert features._scores_for(Graft(margin=1.0)) is first
+    other = features._scores_for(Graft(density=0.2))
+    assert not torch.equal(other, first)
+    torch.testing.assert_close(features._scores_for(None), features._base_scores)
+    assert features._scores_for(Graft(density=0.0)) is features._base_scores
+
+
+def test_sessions_take_it_with_all_that_it_uses(icons: ImageStore) -> None:
+    features = made_features(icons)
+    settings = SessionSettings(sessions=2, ways=3, shots=2, unlabelled=6, queries=15)
+    rng = torch.Generator().manual_seed(1)
+    noise = 2.5 * torch.randn(len(features.weights), 9, features.weights.shape[1], generator=rng)
+    features.knowledge = knowledge_of(list(directions(features.weights[:, None] + noise)))
+    features.mid = features.bank
+    seen: list[Task] = []
+
+    class Seeing(Graft):
+        def fit(self, task: Task) -> Solution:
+            seen.append(task)
+            return super().fit(task)
+
+    draws = draw_sessions(features.pools, settings, 1)
+    scores = features.session_scores(Seeing(), draws, range(1))
+    assert scores.acc.shape == (1, 3)
+    assert (scores.acc > 0.3).all()  # of 114 classes
+    assert [task.grafted for task in seen] == [0, 3]
+    for task in seen:
+        assert task.mid is not None
+        assert torch.equal(task.mid[1], task.unlabelled)
+        base = features.begin("weights", Graft()).base_logits(task.unlabelled)
+        assert torch.equal(task.base_unlabelled[..., :108], base), "densities count once"

@@ -87,10 +87,18 @@ class SessionFeatures(SplitFeatures):
                 task,
                 learnt=self.learnt(method, draws.settings.shots),
                 base_features=self.base_features if method.uses_base_features else None,
+                mid=self._mid_rows(support, unlabelled) if method.uses_mid_features else None,
                 knowledge=self.knowledge if method.uses_knowledge else None,
             )
             carried = carried.after(method.fit(task))
             yield carried
+
+    def _mid_rows(self, *kinds: Indices) -> tuple[Tensor, Tensor] | None:
+        """Mid-level directions of support [1, S, c] and unlabelled [1, U, c]."""
+        if self.mid is None:
+            return None
+        support, unlabelled = (self.mid[torch.from_numpy(some)][None] for some in kinds)
+        return support, unlabelled
 
     def _rows(self, pictures: Indices) -> Tensor:
         return self.bank[torch.from_numpy(pictures)]

@@ -72,7 +72,7 @@ class EpisodeFeatures:
         self._lengths = lengths
         self._mid = mid
         self._knowledge = knowledge
-        self._own_scores: tuple[Method, Tensor] | None = None
+        self._own_scores: tuple[tuple[Any, ...], Tensor] | None = None
         self._network = network
         self._base_features = base_features
         self._learnt = learnt
@@ -156,9 +156,10 @@ class EpisodeFeatures:
         """What a method makes of every picture in the bank [m, N_b]; kept for one method."""
         if method is None or not method.uses_knowledge:
             return self._base_scores
-        if self._own_scores is None or self._own_scores[0] != method:
+        key = (type(method), *(getattr(method, name) for name in method.for_base))
+        if self._own_scores is None or self._own_scores[0] != key:
             scores = method.base_scores(self.bank.features, self._base_scores, self.knowledge)
-            self._own_scores = (method, scores)
+            self._own_scores = (key, scores)
         return self._own_scores[1]
 
     def task(self, episodes: Episodes, rows: slice, method: Method | None = None) -> Task:

@@ -187,6 +187,8 @@ class Method(ABC):
     uses_lengths: ClassVar[bool] = False  # of features, before they became directions
     uses_mid_features: ClassVar[bool] = False  # means of what enters the last block
     uses_knowledge: ClassVar[bool] = False  # of base classes, beside their weights
+    # Hyper-parameters that `base_scores` looks at.
+    for_base: ClassVar[tuple[str, ...]] = ()
     changes_base: ClassVar[bool] = False  # whether base logits are others than γ·cos(f, w)
     takes_gaps: ClassVar[bool] = False  # whether episodes may have U of different sizes
     # How many episodes it is given together; 0: as many as is usual in the setting.

@@ -75,6 +75,7 @@ class Graft(Method):
     uses_unlabelled = True
     uses_mid_features = True
     uses_knowledge = True
+    for_base = ("sharpness", "density")
     search: ClassVar[Search] = {"margin": (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0)}
 
     sharpness: float = 40.0  # κ
