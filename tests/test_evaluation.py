@@ -177,10 +177,18 @@ class Recorded(SplitFeatures):
     devices: ClassVar[list[torch.device]] = []
 
     def __init__(
-        self, model: CosineModel, store: ImageStore, split: str, *, models: Path | None
+        self,
+        model: CosineModel,
+        store: ImageStore,
+        split: str,
+        *,
+        models: Path | None,
+        views: int,
     ) -> None:
         self.devices.append(model.weight.device)
-        super().__init__(shipped_model("icons", "algorithm-2"), store, split, models=models)
+        super().__init__(
+            shipped_model("icons", "algorithm-2"), store, split, models=models, views=views
+        )
 
 
 def test_the_device_reaches_model_and_features(

@@ -35,7 +35,7 @@ def test_icons_models_load_and_fit_the_embedded_data(icons: ImageStore, stage: s
 
 def test_icons_models_are_small() -> None:
     files = [path for path in Path(ZOO, "icons").rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) < 6_000_000
+    assert sum(path.stat().st_size for path in files) < 8_000_000
     kinds = {f"{what}.{ending}" for what in ("model", "pieces") for ending in ENDINGS}
     assert {path.name for path in files} == kinds
 
@@ -130,7 +130,7 @@ def test_cifar_models_load(name: str, stage: str) -> None:
 @pytest.mark.parametrize("name", CIFAR_CLASSES)
 def test_cifar_models_are_small(name: str) -> None:
     files = [path for path in (CHECKOUT_ZOO / name).rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) < 15_000_000
+    assert sum(path.stat().st_size for path in files) < 18_000_000
 
 
 @pytest.mark.parametrize("pieces", ["cec", "lwof"])
