@@ -36,7 +36,7 @@ def test_icons_models_load_and_fit_the_embedded_data(icons: ImageStore, stage: s
 def test_icons_models_are_small() -> None:
     files = [path for path in Path(ZOO, "icons").rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 8_000_000
-    kinds = {f"{what}.{ending}" for what in ("model", "pieces") for ending in ENDINGS}
+    kinds = {f"{what}.{ending}" for what in ("model", "pieces", "knowledge") for ending in ENDINGS}
     assert {path.name for path in files} == kinds
 
 
