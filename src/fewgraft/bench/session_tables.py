@@ -135,7 +135,7 @@ def draw_sessions_figure(rows: Sequence[SessionRow]) -> Figure:
         axes.set_xticks(range(len(rows[0].sessions["acc"])))
         axes.grid(axis="y", alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=min(4, len(rows)), frameon=False)
+    figure.legend(loc="outside lower center", ncols=min(3, len(rows)), frameon=False)
     return figure
 
 

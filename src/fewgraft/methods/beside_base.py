@@ -94,7 +94,7 @@ class BesideBase(Method):
         return replace(super().changed(**changes), inner=inner)
 
     def fit(self, task: Task) -> "AnswersBeside":
-        """X learns from all episodes at once that have equally many pictures left in U."""
+        """X learns from what is left of U, from many episodes at once."""
         novel = prototypes(task.support, task.labels, task.ways)
         best = direction_logits(task.unlabelled, novel, task.gamma).amax(-1)
         left = best > task.base_unlabelled.amax(-1)  # [E, U]
