@@ -25,7 +25,17 @@ LAYERS = (
         "ray_cluster",
     },
     {"data", "backbones"},
-    {"border", "prototypes", "whitening", "augment", "views", "model", "heads", "export"}
+    {
+        "border",
+        "densities",
+        "prototypes",
+        "whitening",
+        "augment",
+        "views",
+        "model",
+        "heads",
+        "export",
+    }
     | {"devices", "runtime", "weight_files", "checkpoints"},
     {"zoo", "episodes", "metrics", "network", "pieces", "sessions", "session_scores"}
     | {"base_knowledge"},

@@ -24,10 +24,11 @@ from fewgraft.backbones.room import no_larger_than
 from fewgraft.border import Border
 from fewgraft.data.pictures import Pixels
 from fewgraft.data.store import LARGEST_SIZE, Channels
+from fewgraft.densities import ClassPlaces, Density
 from fewgraft.errors import FewgraftError, reading, writing
 from fewgraft.files import replacing_folder
 from fewgraft.parsing import read_json, validated
-from fewgraft.prototypes import cosine_logits
+from fewgraft.prototypes import cosine_logits, directions
 from fewgraft.whitening import LARGEST_WHITENED, Space
 
 FORMAT = 1
@@ -35,6 +36,7 @@ LARGEST_WIDTH = 1_000_000  # features
 LARGEST_SIDE = 4096  # pixels of a picture before its crop
 TINY = 1e-6
 GAMMA_START = 10.0
+MOST_EXEMPLARS = 60  # per class
 
 
 class Unknown(BaseModel):
@@ -45,6 +47,21 @@ class Unknown(BaseModel):
     false_rejects: float = Field(ge=0, le=1)  # share of pictures of known classes it rejects
     pictures: int = Field(ge=0)  # how many pictures chose it
     chosen_on: str  # which ones
+
+
+class GraftRehearsed(BaseModel):
+    """What rehearsed lessons say of the method graft, beside the same lessons with refine.
+
+    Accuracies are means of old and new photos, at the border of each method.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    border: Border
+    unknown: Unknown  # the limit for scores with densities
+    refine: float = Field(ge=0, le=1)
+    graft: float = Field(ge=0, le=1)
+    error: float = Field(ge=0, le=1)  # the standard error of their difference
+    draws: int = Field(ge=1)
 
 
 class ModelCard(BaseModel):
@@ -69,6 +86,9 @@ class ModelCard(BaseModel):
     examples: tuple[Annotated[int, Field(ge=0)], ...] = ()
     unknown: Unknown | None = None
     border: Border | None = None  # where new classes begin; None: nothing was rehearsed
+    exemplars: int = Field(default=0, ge=0, le=MOST_EXEMPLARS)  # features kept of each class
+    graft: GraftRehearsed | None = None  # None: no lesson with exemplars was rehearsed
+    density: Density | None = None  # of exemplars, beside cosines; None: cosines alone
     lessons: tuple[str, ...] = ()  # what was learnt after training, one line per lesson
     stage: str = "untrained"  # pre-trained, algorithm-1, algorithm-2, learnt
     data: str = ""  # name and content hash of what it was trained on
@@ -86,6 +106,8 @@ class ModelCard(BaseModel):
             raise ValueError("two classes have the same name")
         if self.whitened and (not self.centred or self.width > LARGEST_WHITENED):
             raise ValueError(f"whitened: only centred features, up to {LARGEST_WHITENED}, can be")
+        if self.density and not self.exemplars:
+            raise ValueError("density: it needs exemplars")
         if self.examples and len(self.examples) != len(self.classes):
             raise ValueError(f"examples has {len(self.examples)} numbers, not one for each class")
         return self
@@ -111,6 +133,13 @@ class CosineModel(nn.Module):
         self.register_buffer("offset", torch.zeros(side), persistent=card.whitened)
         self.bias: Tensor
         self.register_buffer("bias", torch.zeros(len(card.classes)), persistent=card.biased)
+        self.exemplars: Tensor
+        self.exemplar_weights: Tensor
+        kept = (len(card.classes), card.exemplars)
+        none = torch.zeros(*kept, card.width if card.exemplars else 0, dtype=torch.half)
+        self.register_buffer("exemplars", none, persistent=bool(card.exemplars))
+        weights = torch.zeros(kept, dtype=torch.half)
+        self.register_buffer("exemplar_weights", weights, persistent=bool(card.exemplars))
         self.mean: Tensor
         self.std: Tensor
         shape = (1, card.channels, 1, 1)
@@ -124,7 +153,16 @@ class CosineModel(nn.Module):
     def classify(self, features: Tensor) -> Tensor:
         """Logits [n, N_b] of features [n, d]."""
         logits = cosine_logits(features, self.weight, self.gamma)
-        return logits + self.bias if self.card.biased else logits
+        logits = logits + self.bias if self.card.biased else logits
+        places = self.places
+        return logits if places is None else logits + places.scores(directions(features))
+
+    @property
+    def places(self) -> ClassPlaces | None:
+        """Where pictures of the classes lie, for a classifier that looks at that."""
+        if self.card.density is None:
+            return None
+        return ClassPlaces(self.exemplars, self.exemplar_weights, self.card.density)
 
     def embed(self, pictures: Tensor) -> Tensor:
         """Features [n, d] of prepared pictures, in the space of this model."""

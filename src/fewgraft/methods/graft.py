@@ -37,13 +37,13 @@ mid-level features ρ is 0. So it also runs on features of any network.
 """
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
+from fewgraft.densities import AT_A_TIME, densities, log_density, nearness
 from fewgraft.methods.base import Method, MethodSpec, NovelWeights, Queries, Search, Solution, Task
 from fewgraft.prototypes import (
     MINUS_INFINITY,
@@ -62,9 +62,7 @@ from fewgraft.prototypes import (
 if TYPE_CHECKING:
     from fewgraft.base_knowledge import Axes, BaseKnowledge
 
-ITSELF = 0.99999  # cosine from which two pictures are the same one
 PROBES = 10  # exemplars per class that say where the border is
-AT_A_TIME = 1024  # pictures whose nearness to all exemplars is in memory together
 TINY = 1e-6
 
 
@@ -140,34 +138,18 @@ class Graft(Method):
         return self.strangers * apart - self.margin
 
 
-def nearness(features: Tensor, others: Tensor, sharpness: float) -> Tensor:
-    """k(x, y) = exp(κ (x·y − 1)) of directions [..., n, d] and [..., m, d] → [..., n, m].
-
-    0 for a picture and itself, so that no picture of U votes for what it was taken for.
-    """
-    cosines = features @ others.transpose(-2, -1)
-    return (sharpness * (cosines - 1)).exp().masked_fill(cosines > ITSELF, 0.0)
-
-
 def base_densities(features: Tensor, exemplars: Tensor, sharpness: float) -> Tensor:
     """D_k [n, N_b] of directions [n, d], from exemplars [N_b, m, d]; rows of zeros are none."""
     there = exemplars.any(-1).to(exemplars.dtype)  # [N_b, m]
-    shares = there / there.sum(1, keepdim=True)
     found = [
-        (nearness(some, exemplars.flatten(0, 1), sharpness).view(-1, *there.shape) * shares).sum(-1)
-        for some in torch.split(features, AT_A_TIME)
+        densities(some, exemplars, there, sharpness) for some in torch.split(features, AT_A_TIME)
     ]
-    return log_density(torch.cat(found), sharpness)
+    return torch.cat(found)
 
 
 def novel_densities(near: Tensor, weights: Tensor, sharpness: float) -> Tensor:
     """D_j [E, n, N] from nearness [E, n, S+U] and weights r [E, S+U, N]."""
     return log_density(near @ weights / weights.sum(1, keepdim=True), sharpness)
-
-
-def log_density(mean: Tensor, sharpness: float) -> Tensor:
-    """The log of a mean nearness, which is at least e^−κ: that of a right angle."""
-    return (mean + math.exp(-sharpness)).log()
 
 
 def strangers(exemplars: Tensor, weights: Tensor, gamma: float, ways: int) -> float:
