@@ -11,12 +11,12 @@ from torch import Tensor
 import fewgraft
 from fewgraft.base_knowledge import BaseKnowledge, axes_of, knowledge_of, spread_within
 from fewgraft.data.store import ImageStore
+from fewgraft.densities import nearness
 from fewgraft.methods.base import Queries, Solution, Task
 from fewgraft.methods.graft import (
     Graft,
     Grafted,
     base_densities,
-    nearness,
     novel_densities,
     strangers,
     told_apart,

@@ -163,7 +163,7 @@ def _judged(
     return Judged(
         tuple(labelled.photos[row] for row in rows),
         names,
-        _names(lesson.known, labelled.features[rows]) if could_answer else (),
+        _names(lesson.before, labelled.features[rows]) if could_answer else (),
         tuple(classes[best] for best in logits.argmax(-1).tolist()) if rows else (),
         logits.amax(-1) if rows else torch.empty(0),
     )

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fewgraft.app.features.cache import Features
 from fewgraft.border import Border
+from fewgraft.densities import ClassPlaces
 from fewgraft.devices import one_thread
 from fewgraft.prototypes import (
     TINY,
@@ -47,10 +48,12 @@ class Known:
     gamma: float
     bias: Tensor  # [K], which holds classes back
     examples: tuple[int, ...]  # pictures each class was learnt from
+    places: ClassPlaces | None = None  # where their pictures lie, if that counts as well
 
     def logits(self, features: Tensor) -> Tensor:
-        """γ·cos(f, w) + b [n, K] of features [n, d]."""
-        return cosine_logits(features, self.weights, self.gamma) + self.bias
+        """γ·cos(f, w) + b [n, K] of features [n, d], and densities where they count."""
+        logits = cosine_logits(features, self.weights, self.gamma) + self.bias
+        return logits + self.places.scores(directions(features)) if self.places else logits
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,16 @@ class Lesson:
     config: Refinement
     border: Border | None = None  # what rehearsals say of new classes
 
+    @property
+    def before(self) -> Known:
+        """What answered before the lesson."""
+        return self.known
+
+    @property
+    def new_bias(self) -> float:
+        """The bias of new classes before their border is chosen."""
+        return 0.0
+
     @cached_property
     def classes(self) -> tuple[str, ...]:
         """All classes afterwards: the old ones in their places, then the new ones."""
@@ -77,13 +90,13 @@ class Lesson:
         return places_of(self.taught, self.classes)
 
     @cached_property
-    def _others(self) -> Tensor:
+    def others(self) -> Tensor:
         """Rows of the known classes that are not taught."""
         rows = [row for row, name in enumerate(self.known.classes) if name not in self.taught]
         return torch.tensor(rows, dtype=torch.long)
 
     @cached_property
-    def _remembered(self) -> tuple[Tensor, Tensor]:
+    def remembered(self) -> tuple[Tensor, Tensor]:
         """What is known of taught classes, as examples [M, d] of them with labels [M]."""
         places = {name: row for row, name in enumerate(self.known.classes)}
         rows, labels = [], []
@@ -98,7 +111,7 @@ class Lesson:
     def old_scores(self) -> "OldScores":
         """What the known classes that are not taught make of U."""
         scores = OldScores.empty(len(self.unlabelled))
-        others = self._others
+        others = self.others
         weights, bias = directions(self.known.weights[others]), self.known.bias[others]
         for rows, part in _parts(self.unlabelled):
             inverse = 1 / torch.linalg.vector_norm(part, dim=-1).clamp(min=TINY)
@@ -134,21 +147,32 @@ class Lesson:
         ]
         return torch.cat([novel for novel, _, _ in refined]), torch.cat([n for _, n, _ in refined])
 
+    def left_out_scores(
+        self, places: Sequence[int], *, with_unlabelled: bool
+    ) -> tuple[Tensor, Tensor]:
+        """What the taught classes say of each example [n, N] that is left out of them.
+
+        Without any bias; also how many pictures made each class [n, N].
+        """
+        novel, counts = self.learnt_without(places, with_unlabelled=with_unlabelled)
+        support = self.support[list(places)]
+        return cosine_logits(support[:, None], novel, self.known.gamma)[:, 0], counts
+
     @cached_property
-    def _examples(self) -> Tensor:
+    def example_directions(self) -> Tensor:
         """Directions [S+M, d] of what the taught classes are learnt from."""
-        return directions(torch.cat([self.support, self._remembered[0]]))
+        return directions(torch.cat([self.support, self.remembered[0]]))
 
     @cached_property
     def _members(self) -> Tensor:
         """Their classes, one-hot [S+M, N]."""
-        labels = torch.cat([self.labels, self._remembered[1]])
+        labels = torch.cat([self.labels, self.remembered[1]])
         return members_of(labels, len(self.taught), self.support.dtype)
 
     def _prototypes(self, members: Tensor) -> tuple[Tensor, Tensor]:
         """Eq. 2 [E, N, d] with one-hot classes [E, S+M, N] of the examples, and their counts."""
         count = members.sum(1)
-        return directions(_shared_sums(members, self._examples) / count[..., None]), count
+        return directions(_shared_sums(members, self.example_directions) / count[..., None]), count
 
     def _refined(self, members: Tensor, every: int) -> tuple[Tensor, Tensor, NDArray[np.int16]]:
         """Eqs. 3–4 with every so-manyth picture of U, in parts, for E sets of examples at once.
@@ -158,7 +182,7 @@ class Lesson:
         """
         unlabelled, old = self.unlabelled[::every], self.old_scores.every(every)
         helped = np.zeros((len(members), len(unlabelled)), np.int16)
-        own, own_count = _shared_sums(members, self._examples), members.sum(1)
+        own, own_count = _shared_sums(members, self.example_directions), members.sum(1)
         novel, count = self._prototypes(members)
         for step in range(1, self.config.steps + 1):
             total, count = own, own_count
@@ -184,7 +208,7 @@ class Lesson:
 
     def judged(self) -> tuple[int, ...]:
         """Examples that can be left out: something of their class remains."""
-        labels = torch.cat([self.labels, self._remembered[1]])
+        labels = torch.cat([self.labels, self.remembered[1]])
         counts = torch.bincount(labels, minlength=len(self.taught))
         return tuple(p for p, label in enumerate(self.labels.tolist()) if counts[label] > 1)
 
@@ -252,6 +276,11 @@ class Learnt:
     @cached_property
     def known(self) -> Known:
         """All classes: the old ones in their places, then the new ones."""
+        return self.directed
+
+    @property
+    def directed(self) -> Known:
+        """The same, by their directions alone."""
         before = self.lesson.known
         counts = torch.bincount(self.lesson.labels, minlength=len(self.novel)).tolist()
         classes, examples = list(before.classes), list(before.examples)
@@ -268,7 +297,7 @@ class Learnt:
             else:
                 classes.append(name)
                 weights.append(weight)
-                bias.append(own)
+                bias.append(own + self.lesson.new_bias)
                 examples.append(count)
         return Known(
             tuple(classes),
@@ -283,7 +312,7 @@ class Learnt:
         """Share of U that counted for the taught classes; None where it was not used."""
         if not len(self.step_helped):
             return None
-        own = len(self.lesson.labels) + len(self.lesson._remembered[1])
+        own = len(self.lesson.labels) + len(self.lesson.remembered[1])
         return max(0.0, (self.counts.sum().item() - own) / len(self.step_helped))
 
     @property
@@ -324,11 +353,10 @@ def left_out_examples(lesson: Lesson, *, with_unlabelled: bool) -> LeftOut:
     if not places:
         return LeftOut([], torch.empty(0, 0), torch.empty(0, len(lesson.taught)))
     with one_thread():  # a part of U, and few classes
-        novel, counts = lesson.learnt_without(places, with_unlabelled=with_unlabelled)
+        own, counts = lesson.left_out_scores(places, with_unlabelled=with_unlabelled)
     support, known = lesson.support[places], lesson.known
-    own = cosine_logits(support[:, None], novel, known.gamma)[:, 0]
     new = len(lesson.classes) - len(known.classes)
-    bias = torch.cat([known.bias, torch.zeros(new)])[lesson.taught_places]
+    bias = torch.cat([known.bias, torch.full((new,), lesson.new_bias)])[lesson.taught_places]
     logits = torch.cat([known.logits(support), own.new_zeros(len(own), new)], dim=-1)
     logits[:, lesson.taught_places] = own + bias
     return LeftOut(places, logits, counts)
