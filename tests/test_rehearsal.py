@@ -224,7 +224,7 @@ def test_lessons_refined_together_are_those_refined_alone() -> None:
     weights, *new = (normalize(torch.randn(n, D, generator=rng), dim=-1) for n in (4, 9, 9, 2))
     draw = SimpleNamespace(new=new)
     lessons = [
-        rehearsal._Lesson(draw, shots, used, u=_directions(photos, rng))  # type: ignore[arg-type]
+        rehearsal.FoldLesson(draw, shots, used, u=_directions(photos, rng))  # type: ignore[arg-type]
         for shots, used, photos in (
             (2, {0: 4, 1: 4}, 30),
             (1, {0: 4, 1: 4, 2: 1}, 20),

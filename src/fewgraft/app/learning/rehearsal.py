@@ -71,6 +71,7 @@ class RehearsedLesson:
     new_labels: Tensor  # [m]
     counts: Tensor  # [N] photos that each prototype is made of
     share: float = 0.0  # of U that counted for the new classes
+    draw: int = 0  # which draw of classes it belongs to
 
     def scores(self, start: Sequence[float]) -> tuple[Shares, Shares]:
         """Shares [B] of old photos lost and of new photos found with biases start [N] + BIASES.
@@ -111,6 +112,7 @@ class Rehearsal:
     labels: list[Tensor] = field(default_factory=list)  # [n]
     series: list[Tensor] = field(default_factory=list)  # [n] which of them are neighbours
     foreign: list[Tensor] = field(default_factory=list)  # [n] best cosines of classes set aside
+    drawn: list[tuple["Fold", list["FoldDraw"]]] = field(default_factory=list)
 
     @property
     def accuracy(self) -> float:
@@ -150,7 +152,8 @@ class Rehearsal:
         start = partial(bias_between, counts=counts, biases=biases)
         curves = {key: _curve(start, own) for key, own in self.unlabelled.items()}
         chosen = max(
-            UNLABELLED_BIASES, key=lambda bias: sum(value(curves[bias, s]) for s in SHARES)
+            dict.fromkeys(bias for bias, _ in curves),
+            key=lambda bias: sum(value(curves[bias, s]) for s in SHARES),
         )
         shares = {s: _mean_share(self.unlabelled[chosen, s]) for s in SHARES}
         order = sorted(SHARES, key=lambda s: shares[s])
@@ -192,7 +195,7 @@ def rehearse(
     roots = turned(rooted(features))
     done = Rehearsal()
     for aside in torch.randperm(n_classes, generator=rng).chunk(FOLDS):
-        fold = _Fold(features, roots, labels, n_classes, aside, shrinkage, rng)
+        fold = Fold(features, roots, labels, n_classes, aside, shrinkage, rng)
         done.cosines.append(fold.cosines)
         done.labels.append(fold.old_labels)
         done.series.append(fold.series)
@@ -210,7 +213,7 @@ def can_rehearse(features: Tensor, labels: Tensor, n_classes: int) -> bool:
     return int((photos >= FEWEST_PHOTOS).sum()) >= FEWEST_CLASSES
 
 
-class _Fold:
+class Fold:
     """A classifier of most classes and most of their photos, and what it has not seen."""
 
     def __init__(
@@ -232,16 +235,19 @@ class _Fold:
         held = series | drawn
         kept = int(stays.sum())
         space = space_of_roots(old[~held], own[~held], kept, features.shape[1], shrinkage)
-        self.weights = class_weights(space.placed(old[~held]), own[~held], kept)
+        self.kept, self.kept_labels = space.placed(old[~held]), own[~held]
+        self.weights = class_weights(self.kept, self.kept_labels, kept)
         self.old, self.old_labels = space.placed(old[held]), own[held]
         self.cosines = self.old @ self.weights.T
         self.series = series[held]
         self.aside = [space.placed(roots[labels == label]) for label in aside.tolist()]
 
 
-def _rehearse_lessons(fold: _Fold, done: Rehearsal, rng: torch.Generator) -> None:
+def _rehearse_lessons(fold: Fold, done: Rehearsal, rng: torch.Generator) -> None:
     """Draws of new classes, each taught from all numbers of photos, without U and with it."""
-    draws = [_Draw(fold, rng) for _ in range(LESSONS)]
+    first = LESSONS * len(done.drawn)
+    draws = [FoldDraw(fold, first + number, rng) for number in range(LESSONS)]
+    done.drawn.append((fold, draws))
     for lesson in (lesson for draw in draws for lesson in draw.plain):
         novel = prototypes(lesson.support[None], lesson.labels[None], lesson.ways)[0]
         counts = torch.full((lesson.ways,), float(lesson.shots))
@@ -254,39 +260,40 @@ def _rehearse_lessons(fold: _Fold, done: Rehearsal, rng: torch.Generator) -> Non
             done.unlabelled.setdefault((bias, lesson.share), []).append(answered)
 
 
-class _Draw:
+class FoldDraw:
     """Classes that pretend to be new, old photos to ask, and all lessons with them."""
 
-    def __init__(self, fold: _Fold, rng: torch.Generator) -> None:
+    def __init__(self, fold: Fold, number: int, rng: torch.Generator) -> None:
+        self.number = number
         order = torch.randperm(len(fold.aside), generator=rng)[:WAYS].tolist()
         self.new = [_shuffled(fold.aside[place], rng) for place in order]
         self.new_best = [(own @ fold.weights.T).amax(-1) for own in self.new]
         unlabelled, asked = torch.randperm(len(fold.old), generator=rng).tensor_split(2)
-        asked = asked[:MOST_ASKED]
+        self.asked = asked = asked[:MOST_ASKED]
         best = fold.cosines[asked].max(-1)
         self.old, self.old_best = fold.old[asked], best.values
         self.old_right = best.indices == fold.old_labels[asked]
-        self.plain = [lesson for count in COUNTS if (lesson := _Lesson.of(self, count)).ways]
+        self.plain = [lesson for count in COUNTS if (lesson := FoldLesson.of(self, count)).ways]
         self.mixed = [
             replace(lesson, share=share, u=lesson.mixed(fold.old[unlabelled], share, rng))
             for shots in SHOTS
-            if (lesson := _Lesson.of(self, shots, with_unlabelled=True)).ways
+            if (lesson := FoldLesson.of(self, shots, with_unlabelled=True)).ways
             for share in SHARES
         ]
 
 
 @dataclass(frozen=True)
-class _Lesson:
+class FoldLesson:
     """Some classes of a draw: their first photos are examples, the next in U, the last asked."""
 
-    draw: _Draw
+    draw: FoldDraw
     shots: int
     used: dict[int, int]  # class of the draw → photos that are not asked
     share: float = 0.0  # of new photos in U
     u: Tensor = field(default_factory=lambda: torch.empty(0))  # [U, d]
 
     @classmethod
-    def of(cls, draw: _Draw, shots: int, *, with_unlabelled: bool = False) -> "_Lesson":
+    def of(cls, draw: FoldDraw, shots: int, *, with_unlabelled: bool = False) -> "FoldLesson":
         """With those classes that have photos enough for each of these."""
         left = {place: len(own) - shots for place, own in enumerate(draw.new)}
         if with_unlabelled:
@@ -327,10 +334,11 @@ class _Lesson:
             new_novel=torch.cat(new) @ novel.T,
             new_labels=torch.arange(len(new)).repeat_interleave(torch.tensor([*map(len, new)])),
             counts=counts,
+            draw=draw.number,
         )
 
 
-def _refined(weights: Tensor, lessons: Sequence[_Lesson]) -> list[tuple[Tensor, Tensor]]:
+def _refined(weights: Tensor, lessons: Sequence[FoldLesson]) -> list[tuple[Tensor, Tensor]]:
     """What `_refined_alike` gives of each lesson, old classes having these weights [K, d]."""
     found: dict[int, tuple[Tensor, Tensor]] = {}
     shapes = [(lesson.shots, lesson.ways) for lesson in lessons]
@@ -341,7 +349,7 @@ def _refined(weights: Tensor, lessons: Sequence[_Lesson]) -> list[tuple[Tensor, 
     return [found[place] for place in range(len(lessons))]
 
 
-def _refined_alike(weights: Tensor, lessons: Sequence[_Lesson]) -> tuple[Tensor, Tensor]:
+def _refined_alike(weights: Tensor, lessons: Sequence[FoldLesson]) -> tuple[Tensor, Tensor]:
     """Prototypes [L, B, N, d] after Eqs. 3–4, and how many photos they are made of [L, B, N].
 
     Lessons have as many classes and shots as one another. There is one result for each bias in the
@@ -384,7 +392,7 @@ def _curve(
         lost=_rounded(lost.mean(0)),
         error=_rounded(error),
         found=_rounded(found.mean(0)),
-        lowest=_rounded(np.quantile(best, FALSE_REJECTS, axis=1)),
+        lowest=_rounded(np.quantile(best, FALSE_REJECTS, axis=1).clip(-2, 2)),
     )
 
 
