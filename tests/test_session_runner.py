@@ -34,7 +34,7 @@ from fewgraft.methods import method_spec
 from fewgraft.methods.prototype_refinement import PrototypeRefinement
 from fewgraft.metrics import paired
 from fewgraft.sessions import SessionSettings
-from fewgraft.training.recipe import Chosen, load_recipe
+from fewgraft.training.recipe import ChosenOverSessions, load_recipe
 from fewgraft.zoo import models_folder
 
 SETTINGS = SessionSettings(sessions=2, ways=3, shots=2, unlabelled=6, queries=15)
@@ -147,9 +147,11 @@ def test_what_validation_sessions_chose_goes_first() -> None:
     recipe = load_recipe("icons")
     before = recipe.session_hyper("+pr", 5)
     assert before == recipe.hyper("+pr", 5)
-    chosen = Chosen(method="+pr", shots=5, hyper={"steps": 7})
-    tuned = recipe.model_copy(update={"sessions": (chosen,)})
+    chosen = ChosenOverSessions(method="+pr", shots=5, hyper={"steps": 7})
+    means = ChosenOverSessions(method="+pr", shots=5, hyper={"alpha": 0.9}, base="means")
+    tuned = recipe.model_copy(update={"sessions": (means, chosen)})
     assert tuned.session_hyper("+pr", 5) == before | {"steps": 7}
+    assert tuned.session_hyper("+pr", 5, "means") == before | {"steps": 7, "alpha": 0.9}
     assert tuned.session_hyper("+pr", 1) == recipe.hyper("+pr", 1)
     assert tuned.hyper("+pr", 5) == before, "episodes have their own"
     assert tuned.hash == recipe.hash, "models stay"
