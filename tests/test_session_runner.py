@@ -185,6 +185,21 @@ def test_what_only_sessions_know_is_tried_last_and_may_be_off(
     assert one.borders == {}, "any of two is at a border"
 
 
+def test_values_for_sessions_may_take_the_place_of_a_search(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other, each at the best values so far, from the registered ones."""
+    monkeypatch.setattr(PrototypeRefinement, "search", {"steps": (1, 2)})
+    monkeypatch.setattr(PrototypeRefinement, "over_sessions", {"bias": (0.0, -3.0), "steps": (1,)})
+    [one] = tune_sessions(load_recipe("icons"), ICONS, ["+pr"], SETTINGS, 3, bench)
+    assert one.chosen.hyper.keys() == {"steps", "bias"}
+    assert {name: set(found) for name, found in one.over_sessions.items()} == {
+        "bias": {0.0, -3.0},
+        "steps": {1},
+    }
+    assert one.over_sessions["steps"][1] == one.best.accuracy
+
+
 @pytest.fixture(scope="module")
 def rows(
     bench: SessionBench, tmp_path_factory: pytest.TempPathFactory

@@ -96,7 +96,11 @@ def _best(
     def searched(choices: Iterable[dict[str, Any]]) -> list[Any]:
         return evaluate(start | choice for choice in choices)
 
-    best: Any = SEARCHES[method.search_by](method, searched)
+    best: Any
+    if method.search.keys() <= method.over_sessions.keys():
+        [best] = evaluate([start])
+    else:
+        best = SEARCHES[method.search_by](method, searched)
     by_value = {}
     for name, values in method.over_sessions.items():
         found = evaluate(best.hyper | {name: value} for value in values)
