@@ -128,6 +128,10 @@ def test_attractor_tells_supports_from_classes_of_earlier_sessions() -> None:
     torch.testing.assert_close(found, with_one @ earlier, rtol=1e-3, atol=2e-3)
 
 
+def sgd(weights: Tensor, lr: float, method: HeadCalibration) -> torch.optim.SGD:
+    return torch.optim.SGD([weights], lr, momentum=method.momentum, weight_decay=method.decay)
+
+
 def test_lcwof_goes_on_with_all_heads_and_one_support_per_class() -> None:
     method = HeadCalibration(lr=0.02, calibration_lr=0.05, steps=15, calibration_steps=10)
     found = after_sessions(method)[-1].logits(ASKED)[0]
@@ -136,8 +140,7 @@ def test_lcwof_goes_on_with_all_heads_and_one_support_per_class() -> None:
     for support in SUPPORT:
         labels = torch.arange(WAYS).repeat_interleave(SHOTS) + len(heads)
         novel = directions(support.view(WAYS, SHOTS, D).mean(1)).requires_grad_()
-        phase = {"momentum": method.momentum, "weight_decay": method.decay}
-        descent = torch.optim.SGD([novel], lr=method.lr, **phase)
+        descent = sgd(novel, method.lr, method)
         for _ in range(method.steps):
             descent.zero_grad()
             loss = cross_entropy(gamma * support @ torch.cat([heads, novel]).T, labels)
@@ -146,7 +149,7 @@ def test_lcwof_goes_on_with_all_heads_and_one_support_per_class() -> None:
         every = torch.cat([heads, novel]).detach().requires_grad_()
         seen = torch.cat([stored, support])
         answers = torch.cat([torch.arange(len(heads)), labels])
-        descent = torch.optim.SGD([every], lr=method.calibration_lr, **phase)
+        descent = sgd(every, method.calibration_lr, method)
         for _ in range(method.calibration_steps):
             descent.zero_grad()
             loss = CALIBRATION_SHARE * cross_entropy(gamma * seen @ every.T, answers)

@@ -209,8 +209,8 @@ class Method(ABC):
     search_by: ClassVar[Literal["grid", "coordinates"]] = "grid"
 
     # Values that only validation sessions try, once the rest is chosen: of hyper-parameters that
-    # mean nothing in one episode. They may turn a part off. Where all of `search` is among them, they
-    # take its place.
+    # mean nothing in one episode. They may turn a part off. Where all of `search` is among them,
+    # they take its place.
     over_sessions: ClassVar[Search] = {}
 
     # Hyper-parameters that came later: at their defaults they are no part of a row's name, so that

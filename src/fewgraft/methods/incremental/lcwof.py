@@ -13,8 +13,8 @@ of the network moves as well, held near its start; here only the heads do (`lcwo
 and its augmented batches are whole sets of features. On a cosine network the heads are γ·w with w
 of length 1 at first, prototypes for novel classes. The support then fits its own prototypes with a
 probability of nearly 1, and there would be nothing to learn: so the loss is that of logits over a
-temperature. All rates and the temperature are chosen on validation episodes. Over sessions the heads
-go on from where they are, and one support per class of earlier sessions is kept as well.
+temperature. All rates and the temperature are chosen on validation episodes. Over sessions the
+heads go on from where they are, and one support per class of earlier sessions is kept as well.
 """
 
 from collections.abc import Callable
