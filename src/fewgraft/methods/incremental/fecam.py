@@ -107,6 +107,7 @@ class ClassDistances:
     novel: Tensor  # directions of prototypes [E, N, d]
     shared: Tensor  # L of all novel classes [d, d]
     grafted: int = 0  # how many of the novel classes are of earlier sessions
+    goes_on: bool = False  # whether base logits are distances already, those of session 0
 
     @property
     def carried(self) -> Tensor:
@@ -116,18 +117,23 @@ class ClassDistances:
     def joined(self, novel: Tensor) -> "ClassDistances":
         """With the classes of one more session, directions of prototypes [E, N, d]."""
         every = torch.cat([self.novel, novel], 1)
-        return dataclasses.replace(self, novel=every, grafted=self.novel.shape[1])
+        return dataclasses.replace(self, novel=every, grafted=self.novel.shape[1], goes_on=True)
 
     def logits(self, queries: Queries) -> Tensor:
-        """One base class after another: all at once would not fit into memory."""
+        """All columns anew, unless they are distances already."""
         asked = directions(rooted(queries.features))
+        known = queries.base_logits[..., : len(self.means)]
+        base = known if self.goes_on or not self.spreads else self._of_base(asked)
+        novel = -squared_distances(self._solved(asked), self._solved(self.novel))
+        return join_logits(base.to(novel.dtype), novel).to(queries.features.dtype)
+
+    def _of_base(self, asked: Tensor) -> Tensor:
+        """One base class after another: all at once would not fit into memory."""
         base = [
             -spread.squared(asked - mean)
             for mean, spread in zip(self.means, self.spreads, strict=True)
         ]
-        novel = -squared_distances(self._solved(asked), self._solved(self.novel))
-        scores = self.task.strike(torch.stack(base, dim=-1)) if base else queries.base_logits
-        return join_logits(scores.to(novel.dtype), novel).to(queries.features.dtype)
+        return self.task.strike(torch.stack(base, dim=-1))
 
     def _solved(self, rows: Tensor) -> Tensor:
         """L⁻¹ of vectors [..., d]."""
