@@ -51,7 +51,8 @@ def test_the_authors_numbers() -> None:
     attention = module._Attention.of(rows[None], learnt, lambda scores: scores)
     found = SCALE * attention.cosines(queries[None])[0]
     torch.testing.assert_close(found, golden("logits"), rtol=1e-5, atol=1e-5)
-    adapted = attention.adapted_queries(queries[None])[0]
+    values = queries @ learnt["values"].T @ learnt["join"].T
+    adapted = attention.adapted_queries(queries[None], values[None])[0]
     torch.testing.assert_close(adapted, golden("adapted")[:, -1], rtol=1e-5, atol=1e-5)
     for query, whole in zip(queries, golden("adapted"), strict=True):
         torch.testing.assert_close(

@@ -59,6 +59,7 @@ FEWER: dict[str, dict[str, int]] = {
 
 # Those whose next step depends on values, which there are none of on "meta".
 BY_VALUE = (
+    "alpha-tim",
     "epnet",
     "ici",
     "ilpc",
@@ -67,6 +68,7 @@ BY_VALUE = (
     "pt-map",
     "tafssl-bkm",
     "tafssl-msp",
+    "tim-gd",
     "tpn",
     "tpn-sigma",
     "+soft-k-means",

@@ -322,3 +322,13 @@ def test_sessions_take_it_with_all_that_it_uses(icons: ImageStore) -> None:
         assert torch.equal(task.mid[1], task.unlabelled)
         base = features.begin("weights", Graft()).base_logits(task.unlabelled)
         assert torch.equal(task.base_unlabelled[..., :108], base), "densities count once"
+
+
+@pytest.mark.parametrize("own_space", [True, False])
+def test_rarity_lowers_what_novel_classes_answer_and_nothing_else(own_space: bool) -> None:
+    given, asked = task(), drawn(E, 5, D, seed=8)
+    queries = Queries(asked, direction_logits(asked, given.weights, GAMMA))
+    plain, rare = (Graft(own_space=own_space, rarity=z).fit(given) for z in (0.0, 1.5))
+    lowered = torch.tensor([0.0] * N_BASE + [1.5] * N, dtype=torch.float64)
+    torch.testing.assert_close(plain.logits(queries) - lowered, rare.logits(queries))
+    assert torch.equal(plain.carried, rare.carried)  # type: ignore[attr-defined]

@@ -1,20 +1,24 @@
 """Several processes give the numbers of this one, to the last bit."""
 
 import dataclasses
+import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
+from threadpoolctl import threadpool_info
 from typer.testing import CliRunner
 
 from fewgraft.bench.process_engine import ProcessEngine
 from fewgraft.bench.rows import in_this_process
 from fewgraft.bench.runner import Bench, Job
 from fewgraft.cli import app
+from fewgraft.devices import limit_threads
 from fewgraft.episodes import EpisodeSettings
 from fewgraft.errors import FewgraftError
 from fewgraft.metrics import Scores
@@ -97,3 +101,16 @@ def test_the_command_knows_it(tmp_path: Path) -> None:
     ended = CliRunner().invoke(app, [*words.split(), *options])
     assert ended.exit_code == 0, ended.output
     assert "1 rows computed" in ended.output
+
+
+def threads() -> list[int]:
+    return [library["num_threads"] for library in threadpool_info()]
+
+
+def test_no_library_of_a_process_starts_threads_of_its_own() -> None:
+    """Two processes with two threads each are slower than one: NumPy's and SciPy's count, too."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawn, limit_threads, (1,)) as pool:
+        found = pool.submit(threads).result()
+    assert len(found) >= 3
+    assert set(found) == {1}

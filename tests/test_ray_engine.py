@@ -22,10 +22,14 @@ from fewgraft.bench.ray_engine import Greeting, RayEngine, check_versions, ray_e
 from fewgraft.bench.results import Results
 from fewgraft.bench.rows import in_this_process, run, versions
 from fewgraft.bench.runner import Bench, Job
+from fewgraft.bench.session_runner import SessionBench, SessionResults, session_jobs
 from fewgraft.episodes import EpisodeSettings
 from fewgraft.errors import FewgraftError
 from fewgraft.metrics import Scores
 from fewgraft.ray_cluster import RayCluster
+from fewgraft.session_scores import SessionScores
+from fewgraft.sessions import SessionSettings
+from fewgraft.training.recipe import load_recipe
 from fewgraft.zoo import ZOO
 
 EPISODES = {"s2i": 150, "semi-fsl": 400}  # several chunks each
@@ -78,7 +82,7 @@ def ready(engine: RayEngine, bench: Bench) -> list[int]:
     return [worker.pid for worker in engine.workers]
 
 
-def bits(scores: Scores) -> dict[str, list[int]]:
+def bits(scores: Scores | SessionScores) -> dict[str, list[int]]:
     """NaN is the same as NaN then."""
     return {
         field.name: getattr(scores, field.name).view(torch.int64).tolist()
@@ -104,6 +108,21 @@ def test_the_same_bits_as_in_this_process(engine: RayEngine, bench: Bench, setti
 
 
 @needs_ray
+def test_sessions_have_the_same_rows_as_in_this_process(engine: RayEngine, tmp_path: Path) -> None:
+    """Workers of sessions take the place of those of episodes, on the same cluster."""
+    settings = SessionSettings(sessions=3, unlabelled=10, queries=15)
+    jobs = session_jobs(load_recipe("icons"), ZOO / "icons", ["+pr", "cec"], settings, 25)
+    assert len(jobs[0].chunks) == 3
+    found = {}
+    for name, chosen in (("there", engine), ("here", in_this_process)):
+        results, bench = SessionResults(tmp_path / name), SessionBench()
+        rows = [row for row, _ in run(jobs, results, bench, chosen)]
+        found[name] = [(row.id, row.draw_hash, bits(results.scores(row))) for row in rows]
+    assert found["there"] == found["here"]
+    assert len({os.getpid(), *(worker.pid for worker in engine.workers)}) == 3
+
+
+@needs_ray
 def test_a_row_tells_the_threads_of_those_who_computed_it(
     engine: RayEngine, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,11 +141,10 @@ def test_workers_are_other_processes_and_read_the_bank_of_this_one(
 ) -> None:
     pids = ready(engine, bench)
     assert len({*pids, os.getpid()}) == 3
-    banks = list(home.glob("features/*/features.npy"))
-    assert len(banks) == 1
     for pid in pids:
         list(engine(bench, job(), job().chunks))
-        assert str(banks[0]) in {mapped.path for mapped in psutil.Process(pid).memory_maps()}
+        banks = {str(bank) for bank in home.glob("features/*/features.npy")}
+        assert banks & {mapped.path for mapped in psutil.Process(pid).memory_maps()}
 
 
 @needs_ray

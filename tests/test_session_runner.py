@@ -34,7 +34,7 @@ from fewgraft.methods import method_spec
 from fewgraft.methods.prototype_refinement import PrototypeRefinement
 from fewgraft.metrics import paired
 from fewgraft.sessions import SessionSettings
-from fewgraft.training.recipe import Chosen, load_recipe
+from fewgraft.training.recipe import ChosenOverSessions, load_recipe
 from fewgraft.zoo import models_folder
 
 SETTINGS = SessionSettings(sessions=2, ways=3, shots=2, unlabelled=6, queries=15)
@@ -147,9 +147,11 @@ def test_what_validation_sessions_chose_goes_first() -> None:
     recipe = load_recipe("icons")
     before = recipe.session_hyper("+pr", 5)
     assert before == recipe.hyper("+pr", 5)
-    chosen = Chosen(method="+pr", shots=5, hyper={"steps": 7})
-    tuned = recipe.model_copy(update={"sessions": (chosen,)})
+    chosen = ChosenOverSessions(method="+pr", shots=5, hyper={"steps": 7})
+    means = ChosenOverSessions(method="+pr", shots=5, hyper={"alpha": 0.9}, base="means")
+    tuned = recipe.model_copy(update={"sessions": (means, chosen)})
     assert tuned.session_hyper("+pr", 5) == before | {"steps": 7}
+    assert tuned.session_hyper("+pr", 5, "means") == before | {"steps": 7, "alpha": 0.9}
     assert tuned.session_hyper("+pr", 1) == recipe.hyper("+pr", 1)
     assert tuned.hyper("+pr", 5) == before, "episodes have their own"
     assert tuned.hash == recipe.hash, "models stay"
@@ -181,6 +183,21 @@ def test_what_only_sessions_know_is_tried_last_and_may_be_off(
     assert one.best.accuracy == max(accuracies.values())
     assert accuracies[one.chosen.hyper["earlier"]] == one.best.accuracy
     assert one.borders == {}, "any of two is at a border"
+
+
+def test_values_for_sessions_may_take_the_place_of_a_search(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other, each at the best values so far, from the registered ones."""
+    monkeypatch.setattr(PrototypeRefinement, "search", {"steps": (1, 2)})
+    monkeypatch.setattr(PrototypeRefinement, "over_sessions", {"bias": (0.0, -3.0), "steps": (1,)})
+    [one] = tune_sessions(load_recipe("icons"), ICONS, ["+pr"], SETTINGS, 3, bench)
+    assert one.chosen.hyper.keys() == {"steps", "bias"}
+    assert {name: set(found) for name, found in one.over_sessions.items()} == {
+        "bias": {0.0, -3.0},
+        "steps": {1},
+    }
+    assert one.over_sessions["steps"][1] == one.best.accuracy
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """What holds for all methods of transport and information, and their parts against plain loops."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from fewgraft.methods.base import Method, Queries, Task
 from fewgraft.methods.nearest_prototype import NearestPrototype
 from fewgraft.methods.transductive.alpha_tim import AlphaTIM
 from fewgraft.methods.transductive.bavardage import VariationalMixture
-from fewgraft.methods.transductive.descent import PAST, course
+from fewgraft.methods.transductive.descent import PAST, adam, course
 from fewgraft.methods.transductive.ilpc import (
     LabelCleaning,
     Labelling,
@@ -405,6 +406,38 @@ def test_long_steps_lead_where_short_ones_do() -> None:
     assert way.looks[-1] == 199
     assert x.item() == pytest.approx(places[-1])
     assert total == pytest.approx(sum(places) / 200, rel=1e-5)
+
+
+def adam_by_torch(function: Callable[[Tensor], Tensor], start: Tensor, steps: int) -> Tensor:
+    values = start.clone().requires_grad_()
+    optimiser = torch.optim.Adam([values], lr=1e-3)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        [values.grad] = torch.autograd.grad(function(values), values)
+        optimiser.step()
+    return values.detach()
+
+
+def test_adam_looks_at_some_gradients_and_ends_where_all_lead() -> None:
+    """A smooth valley with long steps; one whose walls are steep for them, step by step."""
+    start, looks = made(22, 2, 3, 4), []
+
+    def valley(x: Tensor, e: Tensor) -> Tensor:
+        steep = torch.where(e == 1, 400.0, 1.0)[:, None, None]
+        return (steep * x).sin() / steep + 0.1 * x**2
+
+    def slope(x: Tensor, e: Tensor) -> Tensor:
+        looks.append(e.tolist())
+        x = x.clone().requires_grad_()
+        with torch.enable_grad():
+            return torch.autograd.grad(valley(x, e).sum(), x)[0]
+
+    found = adam(slope, start, 300, 1e-3)
+    expected = adam_by_torch(lambda x: valley(x, torch.arange(2)).sum(), start, 300)
+    torch.testing.assert_close(found[0], expected[0], atol=1e-4, rtol=0)
+    torch.testing.assert_close(found[1], expected[1], atol=1e-9, rtol=0)
+    assert looks.count([0, 1]) < 160
+    assert looks.count([1]) == 300
 
 
 def test_episodes_whose_descent_is_not_smooth_are_followed_step_by_step() -> None:

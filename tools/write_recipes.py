@@ -37,6 +37,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "[learning.METHOD]": recipe.Learning,
     "[validation]": recipe.Validation,
     "[[evaluation]]": recipe.Chosen,
+    "[[sessions]]": recipe.ChosenOverSessions,
     "optimisation, of each kind of training": recipe.Optimisation,
     "augmentation, of pre-training and meta-training": Augmentation,
     "rotation, of pre-training": recipe.Rotation,

@@ -58,6 +58,18 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def limit_threads(count: int) -> None:
+    """Of this process, for good: PyTorch's, and those of the libraries below NumPy and SciPy.
+
+    The latter count the cores of the machine by themselves, in every process.
+    """
+    import scipy.linalg  # noqa: F401  # loads what is to be limited
+    from threadpoolctl import threadpool_limits
+
+    torch.set_num_threads(count)
+    threadpool_limits(count)
+
+
 def threads_for(products: int) -> AbstractContextManager[None]:
     """As many threads as there are where the largest sum has many products, otherwise one."""
     return nullcontext() if products >= WORTH_THREADS else one_thread()

@@ -14,9 +14,8 @@ from functools import cache
 from types import TracebackType
 from typing import Any, Self
 
-import torch
-
 from fewgraft.bench.rows import AnyBench, BenchJob, J, R, S
+from fewgraft.devices import limit_threads
 from fewgraft.errors import FewgraftError
 
 THREADS = 1  # of each process
@@ -44,7 +43,7 @@ class ProcessEngine:
         if self._pool is None:
             # A fork would share locks of the threads that PyTorch has started.
             spawn = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self._size, spawn, torch.set_num_threads, (THREADS,))
+            self._pool = ProcessPoolExecutor(self._size, spawn, limit_threads, (THREADS,))
         asked: dict[Future[Any], range] = {}
         try:
             kind = type(bench)

@@ -22,10 +22,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-import torch
-
 from fewgraft.bench.rows import AnyBench, BenchJob, J, R, S, versions
 from fewgraft.bench.runner import Bench
+from fewgraft.devices import limit_threads
 from fewgraft.errors import FewgraftError
 from fewgraft.ray_cluster import RayCluster, home_of_this_process
 
@@ -90,7 +89,7 @@ class Worker:
 
     def __init__(self, environment: Mapping[str, str], bench: type[Any] = Bench) -> None:
         os.environ.update(environment)
-        torch.set_num_threads(THREADS)
+        limit_threads(THREADS)
         self._bench = bench()
 
     def greet(self) -> Greeting:

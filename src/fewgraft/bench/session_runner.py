@@ -108,7 +108,8 @@ def session_jobs(
         )
     found = []
     for name in methods:
-        method, hyper = method_spec(name).method, recipe.session_hyper(name, settings.shots)
+        method = method_spec(name).method
+        hyper = recipe.session_hyper(name, settings.shots, base)
         job = SessionJob(recipe.name, recipe.data, name, hyper, settings, draws, models, base)
         if without and method.uses_unlabelled and settings.unlabelled:
             found.append(replace(job, settings=replace(settings, unlabelled=0, mix=MIX)))

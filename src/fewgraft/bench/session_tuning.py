@@ -20,7 +20,7 @@ from fewgraft.metrics import Paired, join_scores, paired
 from fewgraft.progress import track
 from fewgraft.session_scores import SessionScores
 from fewgraft.sessions import SessionSettings
-from fewgraft.training.recipe import Chosen, Recipe
+from fewgraft.training.recipe import ChosenOverSessions, Recipe
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class SessionCandidate:
 class SessionTuned:
     """The best of all candidates, beside the method as it is registered."""
 
-    chosen: Chosen
+    chosen: ChosenOverSessions
     best: SessionCandidate
     gain: Paired  # average accuracy over the registered hyper-parameters
     over_sessions: Mapping[str, Mapping[Any, float]]  # accuracy by value, the rest at its best
@@ -76,7 +76,8 @@ def tune_sessions(
         [default] = evaluate([registered(spec.method) | _as_registered(spec.method)])
         names_searched = (*spec.method.search, *spec.method.over_sessions)
         searched = {key: best.hyper[key] for key in names_searched}
-        chosen = Chosen(method=name, shots=settings.shots, hyper=searched)
+        found = {"method": name, "shots": settings.shots, "hyper": searched, "base": base}
+        chosen = ChosenOverSessions.model_validate(found)
         recipe = recipe.model_copy(update={"sessions": (*recipe.sessions, chosen)})
         gain = paired(best.scores.average, default.scores.average)
         yield SessionTuned(chosen, best, gain, by_value)
@@ -95,7 +96,11 @@ def _best(
     def searched(choices: Iterable[dict[str, Any]]) -> list[Any]:
         return evaluate(start | choice for choice in choices)
 
-    best: Any = SEARCHES[method.search_by](method, searched)
+    best: Any
+    if method.search.keys() <= method.over_sessions.keys():
+        [best] = evaluate([start])
+    else:
+        best = SEARCHES[method.search_by](method, searched)
     by_value = {}
     for name, values in method.over_sessions.items():
         found = evaluate(best.hyper | {name: value} for value in values)

@@ -177,6 +177,8 @@ def _tune(
         for name, value in one.borders.items():
             typer.echo(f"# {name} = {value} is at the border of what was tried")
         typer.echo(entry_of(one.chosen).replace("[[evaluation]]", "[[sessions]]").strip())
+        if one.chosen.base != "weights":
+            typer.echo(f'base = "{one.chosen.base}"')
 
 
 def _run(jobs: "list[SessionJob]", engine: "Engine", folder: Path, metric: str, form: str) -> None:

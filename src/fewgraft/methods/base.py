@@ -54,6 +54,8 @@ class Task:
         lengths: How long the features of support [E, S] and unlabelled [E, U] were before they
             became directions, for methods that say `uses_lengths`.
         grafted: How many of the base classes, the last ones, were novel in earlier sessions.
+        previous: The method's own solution of the session before, for what it keeps beside weights;
+            None: this is the first.
         present: Which of the unlabelled pictures are there [E, U], for methods that say
             `takes_gaps`; the others are rows of 0. None: all are.
         mid: Mid-level directions of support [E, S, c] and unlabelled [E, U, c], for methods that
@@ -93,6 +95,7 @@ class Task:
     absent: Tensor | None = None
     lengths: tuple[Tensor, Tensor] | None = None
     grafted: int = 0
+    previous: "Solution | None" = None
     present: Tensor | None = None
     mid: tuple[Tensor, Tensor] | None = None
     knowledge: "BaseKnowledge | None" = None
@@ -206,7 +209,8 @@ class Method(ABC):
     search_by: ClassVar[Literal["grid", "coordinates"]] = "grid"
 
     # Values that only validation sessions try, once the rest is chosen: of hyper-parameters that
-    # mean nothing in one episode. They may turn a part off.
+    # mean nothing in one episode. They may turn a part off. Where all of `search` is among them,
+    # they take its place.
     over_sessions: ClassVar[Search] = {}
 
     # Hyper-parameters that came later: at their defaults they are no part of a row's name, so that

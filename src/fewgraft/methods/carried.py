@@ -5,7 +5,8 @@ so far as base weights, and what the solutions so far say of U as base logits; i
 them. A solution can go on where it names the weights that its novel classes have in later tasks
 (`carried`) and leaves the columns of earlier classes that it is given as they are. One that has
 refined classes of earlier sessions says how many (`grafted`): they come first among the weights it
-names, and replace those of before.
+names, and replace those of before. What a method keeps beside weights it finds in its own solution
+of the session before (`Task.previous`).
 """
 
 import dataclasses
@@ -72,6 +73,7 @@ class Carried:
             gamma=self.gamma,
             numbers=torch.tensor([number]),
             grafted=len(self.weights) - self.n_base,
+            previous=self.solutions[-1] if self.solutions else None,
         )
 
     def after(self, solution: Solution) -> "Carried":

@@ -30,7 +30,8 @@ last layer, g of the mid level; E_k are exemplars of base class k, Σ covariance
 
    Then r and p are made anew with R'. The space is kept away from the border between base and novel
    classes, which centring and whitening spoil. Its steps are few: more of them drift.
-4. Answer: β_k(x) and ν_j(x).
+4. Answer: β_k(x) and ν_j(x) − z. Half of U is novel, and in an episode so is half of all that is
+   asked: z = 0. After a session most pictures are of other classes, whatever U shows.
 
 Where nothing is known of base classes, η and b are 0 and the space is centred alone; without
 mid-level features ρ is 0. So it also runs on features of any network.
@@ -75,6 +76,11 @@ class Graft(Method):
     uses_knowledge = True
     for_base = ("sharpness", "density")
     search: ClassVar[Search] = {"margin": (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0)}
+    over_sessions: ClassVar[Search] = {
+        "rarity": (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 10.0, 12.0),
+        "margin": (0.5, 1.5, 2.5, 3.5, 4.5),
+    }
+    added = ("rarity",)
 
     sharpness: float = 40.0  # κ
     density: float = 0.35  # η
@@ -87,6 +93,7 @@ class Graft(Method):
     mid: float = 0.5  # ρ
     scale: float = 8.0  # s
     own_steps: int = 3
+    rarity: float = 0.0  # z
 
     def base_scores(
         self, features: Tensor, logits: Tensor, knowledge: "BaseKnowledge | None"
@@ -102,10 +109,10 @@ class Graft(Method):
         if not task.unlabelled.shape[1]:
             return NovelWeights(prototypes(task.support, task.labels, task.ways), task.gamma)
         grafted = self.refined(task)
-        if not self.own_space:
-            return grafted
-        novelty = grafted.weights[:, task.support.shape[1] :].sum(-1)  # w
-        return grafted.with_weights(task, told_apart(task, novelty, self))
+        if self.own_space:
+            novelty = grafted.weights[:, task.support.shape[1] :].sum(-1)  # w
+            grafted = grafted.with_weights(task, told_apart(task, novelty, self))
+        return dataclasses.replace(grafted, bias=grafted.bias - self.rarity)
 
     def refined(self, task: Task) -> "Grafted":
         """Step 2."""

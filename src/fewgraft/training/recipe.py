@@ -214,6 +214,13 @@ class Chosen(_Section):
     """Hyper-parameters of the method, by name."""
 
 
+class ChosenOverSessions(Chosen):
+    """The same, as `bench sessions --tune` found them on validation sessions."""
+
+    base: Literal["weights", "means"] = "weights"
+    """What base classes begin with: W_b, or class means, where these have values of their own."""
+
+
 class Recipe(_Section):
     """A benchmark: a whole training run, and how its models are evaluated."""
 
@@ -246,7 +253,7 @@ class Recipe(_Section):
     of the paper to the letter (docs/task.md)."""
     evaluation: tuple[Chosen, ...] = ()
     """Tuned hyper-parameters, see below."""
-    sessions: tuple[Chosen, ...] = ()
+    sessions: tuple[ChosenOverSessions, ...] = ()
     """The same for sessions, from validation sessions: what is there goes before `evaluation`."""
 
     @property
@@ -271,10 +278,15 @@ class Recipe(_Section):
                     found |= chosen.hyper
         return found
 
-    def session_hyper(self, method: str, shots: int) -> dict[str, Any]:
-        """What was chosen for a method over sessions, on top of what episodes have chosen."""
-        both = (*self.evaluation, *self.sessions)
-        return self.model_copy(update={"evaluation": both}).hyper(method, shots)
+    def session_hyper(self, method: str, shots: int, base: str = "weights") -> dict[str, Any]:
+        """What was chosen for a method over sessions, on top of what episodes have chosen.
+
+        Where base classes do not begin with W_b, what was chosen for that goes first.
+        """
+        of_both = [chosen for chosen in self.sessions if chosen.base == "weights"]
+        own = [chosen for chosen in self.sessions if chosen.base == base != "weights"]
+        every = (*self.evaluation, *of_both, *own)
+        return self.model_copy(update={"evaluation": every}).hyper(method, shots)
 
     def without(self, method: str, shots: int | None) -> Self:
         """The recipe without its entries for a method at this number of shots."""

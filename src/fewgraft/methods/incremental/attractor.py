@@ -21,6 +21,8 @@ h = f/‖f‖, base columns are γ w_j/‖w_j‖ without bias, and T takes γ in
 in units of γ, which are those of T, and the pull begins at 0.1/γ² (the authors': 0.1 at 1 shot and
 0.01 at 5, in other units); dropout is drawn once per episode, not at every evaluation of E; several
 episodes per step; base classes that an episode does without are struck out of the attention, too.
+Over sessions, supports are told from classes of earlier sessions, too, whose T stays; the attention
+reads base weights alone.
 """
 
 import math
@@ -85,19 +87,21 @@ class Attractor(TrainedMethod):
 
     def _solved(self, task: Task, means: Tensor) -> "LinearClassifier":
         learnt = {name: tensor.double() for name, tensor in self.learnt(task).items()}
-        base = task.gamma * directions(task.weights.double())
+        base = task.gamma * directions(task.first_weights.double())
         scores = learnt["tau"] * _cosines(means, base)
         pulled = task.gamma * attractors(learnt, base, task.strike(scores).softmax(-1))
         support = task.support.double()
+        pictures = pad(support, (0, 1), value=1.0)
+        known = task.previous if isinstance(task.previous, LinearClassifier) else None
+        old = [task.strike(support @ base.T), *([pictures @ known.novel] if known else [])]
         problem = Problem(
-            pictures=pad(support, (0, 1), value=1.0),
-            base=task.strike(support @ base.T).logsumexp(-1),
+            pictures=pictures,
+            base=torch.cat(old, -1).logsumexp(-1),
             answers=one_hot(task.labels, task.ways).double(),
         )
         pull = learnt["log_pull"].exp()
-        return LinearClassifier(
-            FixedPoint.apply(pulled, pull, problem, self.gradient)  # type: ignore[no-untyped-call]
-        )
+        new = FixedPoint.apply(pulled, pull, problem, self.gradient)  # type: ignore[no-untyped-call]
+        return known.joined(new) if known else LinearClassifier(new)
 
 
 @dataclass(frozen=True)
@@ -105,12 +109,23 @@ class LinearClassifier:
     """T* [E, D, N], the bias in its last row."""
 
     novel: Tensor
+    grafted: int = 0  # how many of the N novel classes are of earlier sessions
+
+    @property
+    def carried(self) -> Tensor:
+        """Directions of w, for whoever asks; a next session begins with T itself."""
+        return directions(self.novel[:, :-1].transpose(1, 2)).float()
+
+    def joined(self, new: Tensor) -> "LinearClassifier":
+        """With the classes of one more session [E, D, ·]."""
+        return LinearClassifier(torch.cat([self.novel, new], -1), self.novel.shape[-1])
 
     def logits(self, queries: Queries) -> Tensor:
         """Base logits as they are, and Tᵀ(q; 1)."""
         pictures = pad(queries.features.to(self.novel.dtype), (0, 1), value=1.0)
         novel = pictures @ self.novel
-        return join_logits(queries.base_logits, novel.to(queries.base_logits.dtype))
+        kept = queries.base_logits.shape[-1] - self.grafted
+        return join_logits(queries.base_logits[..., :kept], novel.to(queries.base_logits.dtype))
 
 
 def attractors(learnt: LearntTensors, base: Tensor, shares: Tensor) -> Tensor:

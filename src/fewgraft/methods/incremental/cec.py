@@ -11,7 +11,8 @@ classes are base classes rotated by quarters.
 A set differs from query to query by one row only. A class's attention to the other classes is the
 same in all sets, so that with c_i = σ(score of the query − log-sum-exp of the scores of classes)
 its row before the LayerNorm is G_i + c_i (v_q − P_i): every cosine comes from products of queries
-and classes, and no set is ever written out.
+and classes, and no set is ever written out. Matrices are multiplied with each other and with rows
+of classes first, so that a query meets two of them only: F C and Aᵀ B.
 
 Kept: the equations, initial values, s = 16. Ours: rows are directions times √d, since features are
 directions here; base weights are those of the classifier, where the authors have class means; the
@@ -105,6 +106,8 @@ class _Attention:
 
     learnt: LearntTensors
     rows: Tensor
+    asking: Tensor  # Bᵀ A x / √d [E, K, d]: times a query, what a class asks of it
+    asked: Tensor  # Aᵀ B x / √d [E, K, d]: times a query, what it asks of a class
     evidence: Tensor  # [E, K] log-sum-exp of a class's scores over classes
     seen: Tensor  # P [E, K, d]
     values: Tensor  # F C x [E, K, d]
@@ -112,15 +115,19 @@ class _Attention:
 
     @classmethod
     def of(cls, rows: Tensor, learnt: LearntTensors, struck: Struck) -> "_Attention":
-        scores = struck(_scores(rows, rows, learnt))
-        values = _values(rows, learnt)
-        return cls(learnt, rows, scores.logsumexp(-1), scores.softmax(-1) @ values, values, struck)
+        asks, keys, values = learnt["asks"], learnt["keys"], _values(rows, learnt)
+        size = math.sqrt(rows.shape[-1])
+        asking, asked = rows @ asks.T @ keys / size, rows @ keys.T @ asks / size
+        scores = struck(asking @ rows.transpose(-2, -1))
+        evidence, seen = scores.logsumexp(-1), scores.softmax(-1) @ values
+        return cls(learnt, rows, asking, asked, evidence, seen, values, struck)
 
     def cosines(self, queries: Tensor) -> Tensor:
         """cos(O_query, O_class) [E, Q, K] of rows [E, Q, d]."""
         norm, bias = self.learnt["norm"], self.learnt["norm_bias"]
-        answer = directions(self.adapted_queries(queries))
-        values = _centred(_values(queries, self.learnt))
+        values = _values(queries, self.learnt)
+        answer = directions(self.adapted_queries(queries, values))
+        values = _centred(values)
         share = self.share_of_query(queries)
         start = _centred(self.rows + self.learnt["join_bias"] + self.seen)  # G
         seen = _centred(self.seen)
@@ -153,30 +160,24 @@ class _Attention:
 
     def share_of_query(self, queries: Tensor) -> Tensor:
         """How much each class looks at the query, not at classes [E, Q, K]."""
-        scores = _scores(self.rows, queries, self.learnt).transpose(-2, -1)
+        scores = queries @ self.asking.transpose(-2, -1)
         return (scores - self.evidence[:, None]).sigmoid()
 
-    def adapted_queries(self, queries: Tensor) -> Tensor:
-        """O_query [E, Q, d]."""
-        others = self.struck(_scores(queries, self.rows, self.learnt))
-        asked, own_key = queries @ self.learnt["asks"].T, queries @ self.learnt["keys"].T
-        own = (asked * own_key).sum(-1, keepdim=True) / math.sqrt(queries.shape[-1])
+    def adapted_queries(self, queries: Tensor, values: Tensor) -> Tensor:
+        """O_query [E, Q, d] of rows and their values [E, Q, d]."""
+        others = self.struck(queries @ self.asked.transpose(-2, -1))
+        towards = self.learnt["asks"].T @ self.learnt["keys"] / math.sqrt(queries.shape[-1])
+        own = ((queries @ towards) * queries).sum(-1, keepdim=True)
         shares = torch.cat([others, own], -1).softmax(-1)
-        seen = shares[..., :-1] @ self.values + shares[..., -1:] * _values(queries, self.learnt)
+        seen = shares[..., :-1] @ self.values + shares[..., -1:] * values
         centred = _centred(queries + seen + self.learnt["join_bias"])
         deviation = (centred.square().mean(-1, keepdim=True) + EPS).sqrt()
         return self.learnt["norm"] * centred / deviation + self.learnt["norm_bias"]
 
 
-def _scores(asking: Tensor, asked: Tensor, learnt: LearntTensors) -> Tensor:
-    """x A · y B / √d: [E, n, d], [E, m, d] → [E, n, m]."""
-    keys = asked @ learnt["keys"].T
-    return asking @ learnt["asks"].T @ keys.transpose(-2, -1) / math.sqrt(asking.shape[-1])
-
-
 def _values(rows: Tensor, learnt: LearntTensors) -> Tensor:
     """F C x."""
-    return rows @ learnt["values"].T @ learnt["join"].T
+    return rows @ (learnt["join"] @ learnt["values"]).T
 
 
 def _centred(rows: Tensor) -> Tensor:

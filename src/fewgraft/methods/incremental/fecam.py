@@ -10,13 +10,15 @@ off it:
 
 The answer is the class of least D. Kept: all of it, with γ₁ = γ₂. Ours: roots keep the sign, since
 features of some networks are negative. One picture has no covariance and five have hardly one, so
-that a novel class has the mean of those of the base classes.
+that a novel class has the mean of those of the base classes. Over sessions base classes stay as
+they are, and prototypes add up.
 
 Few pictures m of a base class make a Σ of rank below m, so that Σ_s = a I + Pᵀ C P with a = γ₁ V₁ −
 γ₂ V₂, P [m+1, d] and C = diag(1, …, 1, ±1). With v = x̃/‖x̃‖ − μ/‖μ‖, each component times √Σ_s,ii,
 the matrix lemma gives D = (‖v‖² − (Pv)ᵀ (a C + P Pᵀ)⁻¹ (Pv)) / a.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -34,6 +36,7 @@ class FeCAM(Method):
     """Mahalanobis distances with a covariance per base class."""
 
     uses_base_features = True
+    changes_base = True
     at_a_time = 50  # what base classes give is computed once for all of these
     search: ClassVar[Search] = {"shrinkage": (0.3, 1.0, 3.0, 10.0, 100.0)}
 
@@ -41,9 +44,11 @@ class FeCAM(Method):
 
     def fit(self, task: Task) -> "ClassDistances":
         """Means and covariances, in double precision: those of few pictures are nearly singular."""
+        novel = prototypes(rooted(task.support), task.labels, task.ways)
+        if isinstance(task.previous, ClassDistances):
+            return task.previous.joined(novel)
         assert task.base_features is not None
         base, present = rooted(task.base_features), len(task.weights)  # 0: novel classes only
-        novel = prototypes(rooted(task.support), task.labels, task.ways)
         means = base.mean(1)
         residuals = (base - means[:, None]) / max(1, base.shape[1] - 1) ** 0.5
         shared = torch.einsum("kmi,kmj->ij", residuals, residuals) / len(residuals)
@@ -101,17 +106,34 @@ class ClassDistances:
     spreads: Sequence[Spread]  # of each base class
     novel: Tensor  # directions of prototypes [E, N, d]
     shared: Tensor  # L of all novel classes [d, d]
+    grafted: int = 0  # how many of the novel classes are of earlier sessions
+    goes_on: bool = False  # whether base logits are distances already, those of session 0
+
+    @property
+    def carried(self) -> Tensor:
+        """What the novel classes are in a next session: rooted, as all means here."""
+        return self.novel.to(self.task.weights.dtype)
+
+    def joined(self, novel: Tensor) -> "ClassDistances":
+        """With the classes of one more session, directions of prototypes [E, N, d]."""
+        every = torch.cat([self.novel, novel], 1)
+        return dataclasses.replace(self, novel=every, grafted=self.novel.shape[1], goes_on=True)
 
     def logits(self, queries: Queries) -> Tensor:
-        """One base class after another: all at once would not fit into memory."""
+        """All columns anew, unless they are distances already."""
         asked = directions(rooted(queries.features))
+        known = queries.base_logits[..., : len(self.means)]
+        base = known if self.goes_on or not self.spreads else self._of_base(asked)
+        novel = -squared_distances(self._solved(asked), self._solved(self.novel))
+        return join_logits(base.to(novel.dtype), novel).to(queries.features.dtype)
+
+    def _of_base(self, asked: Tensor) -> Tensor:
+        """One base class after another: all at once would not fit into memory."""
         base = [
             -spread.squared(asked - mean)
             for mean, spread in zip(self.means, self.spreads, strict=True)
         ]
-        novel = -squared_distances(self._solved(asked), self._solved(self.novel))
-        scores = self.task.strike(torch.stack(base, dim=-1)) if base else queries.base_logits
-        return join_logits(scores.to(novel.dtype), novel).to(queries.features.dtype)
+        return self.task.strike(torch.stack(base, dim=-1))
 
     def _solved(self, rows: Tensor) -> Tensor:
         """L⁻¹ of vectors [..., d]."""

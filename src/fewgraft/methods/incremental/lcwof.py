@@ -13,7 +13,8 @@ of the network moves as well, held near its start; here only the heads do (`lcwo
 and its augmented batches are whole sets of features. On a cosine network the heads are γ·w with w
 of length 1 at first, prototypes for novel classes. The support then fits its own prototypes with a
 probability of nearly 1, and there would be nothing to learn: so the loss is that of logits over a
-temperature. All rates and the temperature are chosen on validation episodes.
+temperature. All rates and the temperature are chosen on validation episodes. Over sessions the
+heads go on from where they are, and one support per class of earlier sessions is kept as well.
 """
 
 from collections.abc import Callable
@@ -54,7 +55,8 @@ class HeadCalibration(Method):
         """Both phases, all episodes at once."""
         gamma = task.gamma / self.temperature
         novel = prototypes(task.support, task.labels, task.ways)
-        base = directions(task.weights).expand(len(task), -1, -1)
+        known = task.previous if isinstance(task.previous, LinearHeads) else None
+        base = known.weights if known else directions(task.weights).expand(len(task), -1, -1)
         learning = Descent(self.steps, self.lr, self.momentum, self.decay)
         novel = learnt_novel(novel, base, task.support, task.labels, gamma, learning)
         calibration = Descent(
@@ -62,7 +64,7 @@ class HeadCalibration(Method):
         )
         features, labels = calibration_set(task)
         heads = calibrated_heads(torch.cat([base, novel], 1), features, labels, gamma, calibration)
-        return LinearHeads(heads, task.gamma)
+        return LinearHeads(heads, task.gamma, kept_supports(task), task.grafted)
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,13 @@ class LinearHeads:
 
     weights: Tensor
     gamma: float
+    kept: Tensor  # a support per novel class, of earlier sessions first [E, ·, d]
+    grafted: int = 0  # how many of the novel classes are of earlier sessions
+
+    @property
+    def carried(self) -> Tensor:
+        """Heads of all novel classes; a next session begins with those of base classes, too."""
+        return self.weights[:, self.weights.shape[1] - self.kept.shape[1] :]
 
     def logits(self, queries: Queries) -> Tensor:
         """γ · f · w."""
@@ -135,6 +144,19 @@ def calibrated_heads(
     return descent(heads, features, error)
 
 
+def kept_supports(task: Task) -> Tensor:
+    """The first support of each novel class, below those of earlier sessions [E, ·, d]."""
+    members = members_of(task.labels, task.ways, task.support.dtype)  # [E, S, N]
+    first = members.argmax(1)[..., None].expand(-1, -1, task.support.shape[-1])
+    return torch.cat([_kept(task), task.support.gather(1, first)], 1)
+
+
+def _kept(task: Task) -> Tensor:
+    """Of earlier sessions [E, ·, d]."""
+    previous = task.previous
+    return previous.kept if isinstance(previous, LinearHeads) else task.support[:, :0]
+
+
 def calibration_set(task: Task) -> tuple[Tensor, Tensor]:
     """One stored picture per base class, then the support: features [E, n, d], labels [E, n]."""
     if task.base_features is None:
@@ -143,9 +165,9 @@ def calibration_set(task: Task) -> tuple[Tensor, Tensor]:
             "`fewgraft.evaluate` and `fewgraft bench run` take them from base/train.",
         )
     n_base = len(task.weights)
-    stored = task.base_features[:n_base, 0].expand(len(task), -1, -1)
+    stored = task.base_features[: len(task.first_weights), 0].expand(len(task), -1, -1)
     classes = torch.arange(n_base, device=task.labels.device).expand(len(task), -1)
-    features = torch.cat([stored, task.support], 1)
+    features = torch.cat([stored, _kept(task), task.support], 1)
     return features, torch.cat([classes, task.labels + n_base], 1)
 
 

@@ -40,11 +40,11 @@ from fewgraft.methods.transductive.transport import LEAST, transport_plan
 from fewgraft.prototypes import class_sums, directions, join_logits, members_of, prototypes
 
 LR, MOMENTUM, DECAY, STEPS = 0.1, 0.9, 5e-4, 1000  # of the linear classifier
-NEVER = 10**9  # a round that does not come
+NEVER, GAP = 10**9, -2  # a round that does not come, and one that no picture is in
 FEWEST = 5  # a round that finds fewer is the last
 LENGTHS = (16, 8, 1)  # steps at a time at most: shorter ones where one is further off than
 MOST_MISSED = 1e-5  # from what was expected
-AT_A_TIME = 250_000  # numbers of products: they stay near the processor from step to step
+AT_A_TIME = 750_000  # numbers of products: they stay near the processor from step to step
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class LabelCleaning(Method):
     """The authors tune k and α; these are theirs for a ResNet-12."""
 
     uses_unlabelled = True
+    takes_gaps = True
     search: ClassVar[Search] = {"neighbours": (8, 15, 25), "power": (0.5, 0.7)}
     search_by = "coordinates"
 
@@ -71,45 +72,68 @@ class LabelCleaning(Method):
             return CleanedQueries(self, task)
         if task.unlabelled.shape[1] == 0:
             return NovelWeights(prototypes(task.support, task.labels, task.ways), task.gamma)
-        features, mean = self.placed(task.support, task.unlabelled)
-        labels = self.cleaned(features, task.labels, task.ways).labels
-        weights = regressions(features, labels, task.ways, self.strength)
+        there = None if task.present is None else present_of_all(task)
+        features, mean = self.placed(task.support, task.unlabelled, there)
+        labels = self.cleaned(features, task.labels, task.ways, there).labels
+        weights = regressions(features, labels, task.ways, self.strength, there)
         return LabelledRegression(weights, mean, self)
 
     def powers(self, features: Tensor) -> Tensor:
         """Of features [E, n, d], in double precision."""
         return power_transform(features.double(), self.power, self.negatives)
 
-    def placed(self, support: Tensor, unlabelled: Tensor) -> tuple[Tensor, Tensor]:
-        """Support and unlabelled pictures in the space of the method [E, n, d], and their mean."""
+    def placed(
+        self, support: Tensor, unlabelled: Tensor, there: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Support and unlabelled pictures in the space of the method [E, n, d], and their mean.
+
+        Those that are not `there` [E, n] are 0: nobody's neighbours, and no part of the mean.
+        """
         features = self.powers(torch.cat([support, unlabelled], 1))
-        mean = features.mean(1, keepdim=True)
-        return directions(features - mean), mean
+        if there is None:
+            mean = features.mean(1, keepdim=True)
+            return directions(features - mean), mean
+        mean = (features * there[..., None]).sum(1, keepdim=True) / there.sum(1)[:, None, None]
+        return directions(features - mean) * there[..., None], mean
 
     def cleaned(
-        self, features: Tensor, labels: Tensor, ways: int, *, remaining: bool = False
+        self,
+        features: Tensor,
+        labels: Tensor,
+        ways: int,
+        there: Tensor | None = None,
+        *,
+        remaining: bool = False,
     ) -> "Labelling":
         """Labels of all pictures [E, n, d], the first of which have labels [E, S].
 
-        `remaining`: a class gets what is left of its share, and rounds go on until B is empty.
+        `there` [E, n] says which of them are; the others come last. `remaining`: a class gets what
+        is left of its share, and rounds go on until B is empty.
         """
-        some = max(1, AT_A_TIME // features.shape[1] ** 2)
-        parts = zip(torch.split(features, some), torch.split(labels, some), strict=True)
-        return joined([self._cleaned(f, y, ways, remaining) for f, y in parts])
+        if there is None:
+            there = torch.ones_like(features[..., 0], dtype=torch.bool)
+        counts = there.sum(1)
+        order = counts.argsort(stable=True)  # episodes of like sizes together
+        parts = []
+        for e in torch.split(order, max(1, AT_A_TIME // features.shape[1] ** 2)):
+            some = slice(int(counts[e].max()))
+            state = Labelling.begin(labels[e], there[e, some].sum(1) - labels.shape[1], ways)
+            parts.append(self._cleaned(features[e, some], state, remaining))
+        return joined(parts, order, features.shape[1])
 
-    def _cleaned(self, features: Tensor, labels: Tensor, ways: int, remaining: bool) -> "Labelling":
-        pile = features.shape[1] - labels.shape[1]
-        rounds = pile if remaining else max(1, pile // (self.moved * ways))
+    def _cleaned(self, features: Tensor, state: "Labelling", remaining: bool) -> "Labelling":
+        pile = (~state.known).sum(1)
+        rounds = (pile // (self.moved * state.plan.shape[2])).clamp(min=1)
         factor = propagator(features, self.neighbours, self.alpha)
-        state = Labelling.begin(labels, pile, ways)
-        for number in range(rounds):
+        near = products_of(features)
+        for number in range(int(pile.max())):
+            reached = torch.cholesky_solve(state.members(), factor).clamp(min=0)  # Z
+            state = self._guessed(state, reached, remaining)
+            if not remaining:  # last guesses are as good as labels: nobody asks who leaves B
+                state = replace(state, going=state.going & (number + 1 < rounds))
             if not state.going.any():
                 break
-            reached = torch.cholesky_solve(state.members(), factor).clamp(min=0)  # Z
-            guessed = self._guessed(state, reached, remaining)
-            if number == rounds - 1 and not remaining:
-                return guessed  # guesses are as good as labels then: nobody asks who leaves B
-            state = self._moved(features, guessed, reached, number, remaining)
+            state = self._moved(features, near, state, reached, number, remaining)
         return state
 
     def _guessed(self, state: "Labelling", reached: Tensor, remaining: bool) -> "Labelling":
@@ -118,13 +142,20 @@ class LabelCleaning(Method):
         return state.guessed(transport_plan(logs, shares, taking=~state.known))
 
     def _moved(
-        self, features: Tensor, state: "Labelling", reached: Tensor, number: int, remaining: bool
+        self,
+        features: Tensor,
+        near: Tensor,
+        state: "Labelling",
+        reached: Tensor,
+        number: int,
+        remaining: bool,
     ) -> "Labelling":
         candidates = state.guesses()
         if not remaining:
             candidates = candidates & self._best_reached(reached, ~state.known)[..., None]
-        used = state.known | candidates.any(-1)
-        losses = mean_losses(features, state.members(), state.one_hot(), used)
+        members = state.members()
+        used = (members > 0).any(-1) | candidates.any(-1)
+        losses = mean_losses(features, members, state.one_hot(), used, near)
         return state.moved(lowest(losses, candidates, self.moved), number)
 
     def _best_reached(self, reached: Tensor, pile: Tensor) -> Tensor:
@@ -143,7 +174,8 @@ class Labelling:
     Attributes:
         labels: Labels and guesses [E, n].
         plan: How each was shared out when it got its label [E, n, N].
-        left: The round in which a picture left B, −1 for the support, NEVER for B [E, n].
+        left: The round in which a picture left B, −1 for the support, NEVER for B [E, n]; GAP
+            where an episode has no picture.
         going: Episodes that go on [E].
     """
 
@@ -153,16 +185,18 @@ class Labelling:
     going: Tensor
 
     @classmethod
-    def begin(cls, labels: Tensor, pile: int, ways: int) -> Self:
-        """Labels [E, S] of the support, and a pile without."""
-        nothing = labels.new_zeros(len(labels), pile)
-        left = torch.cat([torch.full_like(labels, -1), torch.full_like(nothing, NEVER)], 1)
+    def begin(cls, labels: Tensor, pile: int | Tensor, ways: int) -> Self:
+        """Labels [E, S] of the support, and a pile without, or one of its own size each [E]."""
+        sizes = torch.as_tensor(pile, device=labels.device).expand(len(labels))
+        nothing = labels.new_zeros(len(labels), int(sizes.max()) if len(sizes) else 0)
+        there = torch.arange(nothing.shape[1], device=labels.device) < sizes[:, None]
+        left = torch.cat([torch.full_like(labels, -1), torch.where(there, NEVER, GAP)], 1)
         labels = torch.cat([labels, nothing], 1)
         return cls(labels, members_of(labels, ways, torch.float64), left, left.amax(1) == NEVER)
 
     @property
     def known(self) -> Tensor:
-        """Pictures that have a label [E, n]."""
+        """Pictures that are not in B [E, n]."""
         return self.left < NEVER
 
     def one_hot(self) -> Tensor:
@@ -171,7 +205,7 @@ class Labelling:
 
     def members(self) -> Tensor:
         """Labels alone [E, n, N]; rows of B are 0."""
-        return self.one_hot() * self.known[..., None]
+        return self.one_hot() * (self.known & (self.left > GAP))[..., None]
 
     def guesses(self) -> Tensor:
         """Guesses alone, as true or false [E, n, N]."""
@@ -207,10 +241,29 @@ class Labelling:
         return replace(self, left=left, going=going)
 
 
-def joined(parts: Sequence[Labelling]) -> Labelling:
-    """The episodes of all parts."""
-    names = [field.name for field in fields(Labelling)]
-    return Labelling(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
+def joined(parts: Sequence[Labelling], order: Tensor, width: int) -> Labelling:
+    """The episodes of all parts, whose numbers are `order` [E], with so many pictures each."""
+    back = order.argsort()
+
+    def whole(name: str) -> Tensor:
+        values = [getattr(part, name) for part in parts]
+        if name != "going":  # [E, n, ...]
+            values = [padded(value, width, GAP if name == "left" else 0) for value in values]
+        return torch.cat(values)[back]
+
+    return Labelling(*(whole(field.name) for field in fields(Labelling)))
+
+
+def padded(values: Tensor, width: int, filling: int) -> Tensor:
+    """[E, n, ...] → [E, width, ...]."""
+    gaps = values.new_full((len(values), width - values.shape[1], *values.shape[2:]), filling)
+    return torch.cat([values, gaps], 1)
+
+
+def present_of_all(task: Task) -> Tensor:
+    """Which pictures of S and U are there [E, S+U]."""
+    assert task.present is not None
+    return torch.cat([torch.ones_like(task.labels, dtype=torch.bool), task.present], 1)
 
 
 # --- the steps ---
@@ -244,15 +297,22 @@ def lowest(values: Tensor, groups: Tensor, count: int) -> Tensor:
     return found.any(-1)
 
 
-def mean_losses(features: Tensor, members: Tensor, targets: Tensor, used: Tensor) -> Tensor:
+def products_of(features: Tensor) -> Tensor:
+    """X Xᵀ + 1 [E, n, n], in single precision; the 1 is the bias's."""
+    return (features @ features.transpose(1, 2) + 1).float()
+
+
+def mean_losses(
+    features: Tensor, members: Tensor, targets: Tensor, used: Tensor, products: Tensor | None = None
+) -> Tensor:
     """ℓ [E, n]: each picture's cross-entropy, on average over the training of a classifier.
 
     It begins with the directions of the class means of `members` [E, n, N] of features [E, n, d],
     and learns the targets [E, n, N] of the pictures in `used` [E, n].
     """
+    products = products_of(features) if products is None else products
     weights = directions(class_sums(members, features))
     logits = (weights @ features.transpose(1, 2)).float()  # [E, N, n]
-    products = (features @ features.transpose(1, 2) + 1).float()  # the 1 is the bias's
     share = (used / used.sum(1, keepdim=True)).float()[:, None]
     targets = targets.transpose(1, 2).float()
     given = (logits, products, share, targets)

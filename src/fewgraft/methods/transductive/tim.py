@@ -15,7 +15,8 @@ with n_S and n_U pictures, a = λ₀/(1+λ₂) and β = n_S/n_U,
 The marginal entropy H(mean_b p_b) is largest where all classes are used equally: the method assumes
 that U holds equally many pictures of each. Queries play no part in it but to be answered with W, so
 each is answered alone. The gradient is written out: one product of features and weights there, one
-back. There is no place for base classes in it.
+back. Of Adam's 1000 gradients most need not be computed to know them (descent.py). There is no
+place for base classes in it.
 """
 
 from collections.abc import Iterator
@@ -26,10 +27,10 @@ import torch
 from torch import Tensor
 
 from fewgraft.methods.base import Method, MethodSpec, NovelWeights, Queries, Search, Task
+from fewgraft.methods.transductive.descent import adam
 from fewgraft.methods.transductive.nearness import class_logits
 from fewgraft.prototypes import directions, join_logits, members_of, prototypes
 
-BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8  # of Adam
 AT_A_TIME = 1_000_000  # numbers of features: they stay near the processor from step to step
 
 
@@ -62,13 +63,16 @@ class Evidence:
         """Values of unlabelled pictures [E, N, U], with 0 where there is none."""
         return values if self.present is None else values * self.present
 
+    def __getitem__(self, e: slice | Tensor) -> "Evidence":
+        """Some of the episodes."""
+        present = None if self.present is None else self.present[e]
+        return Evidence(self.features[e].contiguous(), self.members[e], present)
+
     def parts(self) -> "Iterator[Evidence]":
         """A few episodes at a time."""
         some = max(1, AT_A_TIME // self.features[0].numel())
         for start in range(0, len(self.features), some):
-            e = slice(start, start + some)
-            present = None if self.present is None else self.present[e]
-            yield Evidence(self.features[e].contiguous(), self.members[e], present)
+            yield self[start : start + some]
 
     def double(self) -> "Evidence":
         """The same in double precision."""
@@ -102,16 +106,13 @@ class InformationMaximisation(Method):
         return DistanceWeights(torch.cat(weights).to(features.dtype), self.temperature)
 
     def weights(self, given: Evidence) -> Tensor:
-        """W [E, N, d] after steps of Adam, which is written out: an optimiser is slow to call."""
-        weights = given.means()
-        first, second = torch.zeros_like(weights), torch.zeros_like(weights)
-        for step in range(1, self.steps + 1):
-            gradient = self.gradient(given, weights)
-            first.lerp_(gradient, 1 - BETA_1)
-            second.mul_(BETA_2).addcmul_(gradient, gradient, value=1 - BETA_2)
-            scale = second.div(1 - BETA_2**step).sqrt_().add_(EPSILON)
-            weights.addcdiv_(first, scale, value=-self.lr / (1 - BETA_1**step))
-        return weights
+        """W [E, N, d] after steps of Adam, whose gradients need not all be computed."""
+        every = len(given.features)
+
+        def gradient(weights: Tensor, e: Tensor) -> Tensor:
+            return self.gradient(given if len(e) == every else given[e], weights)
+
+        return adam(gradient, given.means(), self.steps, self.lr)
 
     def gradient(self, given: Evidence, weights: Tensor) -> Tensor:
         """Of each episode's loss by its W [E, N, d]."""
