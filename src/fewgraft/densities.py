@@ -12,6 +12,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from fewgraft.prototypes import directions
+
 ITSELF = 0.99999  # cosine from which two pictures are the same one
 AT_A_TIME = 1024  # pictures whose nearness to all exemplars is in memory together
 TINY = 1e-12
@@ -35,8 +37,9 @@ class ClassPlaces:
 
     def scores(self, features: Tensor) -> Tensor:
         """η D [n, K] of directions [n, d], in parts; in one when a graph is being exported."""
-        parts = [features] if torch.compiler.is_compiling() else features.split(AT_A_TIME)
-        kappa, exemplars = self.density.sharpness, self.exemplars.float()
+        parts = [features] if torch.compiler.is_compiling() else torch.split(features, AT_A_TIME)
+        # Half precision leaves lengths that are not quite 1: a picture would not be itself.
+        kappa, exemplars = self.density.sharpness, directions(self.exemplars.float())
         found = [densities(some, exemplars, self.weights.float(), kappa) for some in parts]
         return self.density.weight * torch.cat(found)
 

@@ -51,6 +51,7 @@ class FewgraftClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             features [n, d].
         steps: How often prototypes are refined with unlabelled examples; None: as was rehearsed.
         alpha: How far a prototype moves to its new estimate (α), with `steps`.
+        method: "refine", "graft", or "auto" for the one that did better when `fit` rehearsed.
         tolerance: Share of their examples that old classes may lose to new ones. None: one for
             every 10 that were mistaken in rehearsal, from 0.003 to 0.02.
         unknown: Whether `predict` may answer "unknown"; labels must be strings then.
@@ -85,6 +86,7 @@ class FewgraftClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         *,
         steps: int | None = None,
         alpha: float = 0.5,
+        method: str = "auto",
         tolerance: float | None = None,
         unknown: bool = False,
         keep: bool = True,
@@ -93,6 +95,7 @@ class FewgraftClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.backbone = backbone
         self.steps = steps
         self.alpha = alpha
+        self.method = method
         self.tolerance = tolerance
         self.unknown = unknown
         self.keep = keep
@@ -169,7 +172,9 @@ class FewgraftClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             _by_class(self._checked(X), labels),
             self._checked(unlabelled) if unlabelled is not None else (),
             _by_class(self._checked(check[0]), np.asarray(check[1])) if check else None,
-            LearnSettings(refinement=self._refinement(), tolerance=self.tolerance),
+            LearnSettings(
+                method=self.method, refinement=self._refinement(), tolerance=self.tolerance
+            ),
             self._embedder(),
         )
         fresh = np.unique(labels[~np.isin(labels, self.classes_)])

@@ -112,6 +112,13 @@ def learn(
             help="Measure what old classes lose on these class folders, or this CSV, of old photos."
         ),
     ] = None,
+    method: Annotated[
+        str,
+        typer.Option(
+            help="Learn with refine, or with graft, which also looks at what it kept of photos of "
+            "each class; auto takes graft where it was clearly better when base rehearsed."
+        ),
+    ] = "auto",
     tolerance: Annotated[
         float | None,
         typer.Option(
@@ -167,7 +174,7 @@ def learn(
         labelled_photos(new),
         unlabelled_photos(unlabelled) if unlabelled else (),
         labelled_photos(check) if check else None,
-        LearnSettings(tolerance=tolerance, unknown=unknown, review=review),
+        LearnSettings(tolerance=tolerance, unknown=unknown, review=review, method=method),
     )
     others = unlabelled_photos(foreign) if foreign else ()
     outcome = (
@@ -317,6 +324,7 @@ def _tell(outcome: "Outcome") -> None:
         typer.secho(said, fg=typer.colors.YELLOW, bold=True)
     counts = ", ".join(f"{name} ({len(own)})" for name, own in outcome.examples.items())
     typer.echo(f"learnt {counts}")
+    typer.echo(f"method: {outcome.choice.method} ({outcome.choice.why})")
     if outcome.check:
         before, after = outcome.check.accuracy_before, outcome.check.accuracy_after
         photos = len(outcome.check.photos)

@@ -14,6 +14,7 @@ import torch
 
 from fewgraft.app.features.embedding import Embedder, Photo, Tracker, content_of, track_photos
 from fewgraft.app.features.labelled import Photos
+from fewgraft.app.learning.choosing import MethodChoice
 from fewgraft.app.learning.learn import LearnSettings, Outcome, learn
 from fewgraft.data.pictures import PictureError, Pixels, read_picture
 from fewgraft.devices import CPU
@@ -46,9 +47,14 @@ def learn_adapted(
 ) -> Outcome:
     """Teach the model with a network that moves, unless old classes suffer from that."""
     settings = settings or LearnSettings()
+    refuse_graft(model, settings)
+    settings = replace(settings, method="refine")
     check_movable(model)
     embed = partial(Embedder, keep=keep, tracker=tracker, device=device)
     plain = learn(model, new, unlabelled, check, settings, embed(model), foreign)
+    plain = replace(
+        plain, choice=MethodChoice("refine", "exemplars would not move with the network")
+    )
     distinct = plain.unlabelled.photos
     if not distinct:
         return replace(plain, notes=(*plain.notes, "nothing was adapted: there is no pile"))
@@ -60,7 +66,17 @@ def learn_adapted(
             why = "the network was not adapted: old classes would lose more than the tolerance"
             return replace(plain, notes=(*plain.notes, why))
         outcome = replace(outcome, check=judged)
-    return replace(outcome, before=model, notes=(*outcome.notes, CAUTION))
+    notes = (*outcome.notes, CAUTION)
+    return replace(outcome, before=model, choice=plain.choice, notes=notes)
+
+
+def refuse_graft(model: CosineModel, settings: LearnSettings) -> None:
+    """Exemplars are features of the network as it was."""
+    if model.card.density or settings.method == "graft":
+        raise FewgraftError(
+            "graft needs a network that stays: its exemplars are features of it",
+            "Learn without --adapt, or the base classifier with --method refine.",
+        )
 
 
 def check_movable(model: CosineModel) -> None:

@@ -18,7 +18,9 @@ from torch.nn.functional import normalize, one_hot
 
 from fewgraft.app.features.embedding import Embedder, Photo, Tracker, track_photos, untracked
 from fewgraft.app.features.labelled import Labelled, embed_classes
+from fewgraft.app.learning.exemplars import evenly, exemplars_of, room_for
 from fewgraft.app.learning.gamma import best_gamma, notes_of_gamma
+from fewgraft.app.learning.graft_rehearsal import compared, rehearsed_with_graft
 from fewgraft.app.learning.head import class_weights
 from fewgraft.app.learning.hygiene import once
 from fewgraft.app.learning.judging import choose_threshold
@@ -35,7 +37,7 @@ from fewgraft.border import Border
 from fewgraft.devices import threads_for
 from fewgraft.errors import FewgraftError, nearest, reading
 from fewgraft.heads import read_head
-from fewgraft.model import CosineModel, ModelCard, Unknown, load_model
+from fewgraft.model import CosineModel, GraftRehearsed, ModelCard, Unknown, load_model
 from fewgraft.parsing import validated
 from fewgraft.prototypes import cosine_logits
 from fewgraft.whitening import class_means, space_of
@@ -63,6 +65,9 @@ def model_of_backbone(backbone: str) -> CosineModel:
                 "examples": (),
                 "unknown": None,
                 "border": None,
+                "exemplars": 0,
+                "graft": None,
+                "density": None,
                 "centred": True,
                 "whitened": False,
             }
@@ -207,11 +212,17 @@ def _rehearsed_base(
     shrinkage, rehearsal = _rehearsed(features, labels, len(classes), tracker)
     space = space_of(features, labels, len(classes), shrinkage=shrinkage)
     gamma = rehearsal.gamma()
+    room = room_for(len(classes), features.shape[1])
+    graft = _rehearsed_graft(rehearsal, gamma, room)
+    placed = space(features)
+    kept = exemplars_of(placed, labels, len(classes), room) if graft else []
     card = _base_card(backbone, classes, labels).model_copy(
         update={
             "whitened": True,
             "unknown": _limit(rehearsal, gamma),
             "border": rehearsal.border(),
+            "exemplars": max(map(len, kept), default=0),
+            "graft": graft,
             "metrics": {
                 "held_out_accuracy": rehearsal.accuracy,
                 "unknown_auroc": rehearsal.auroc,
@@ -223,7 +234,19 @@ def _rehearsed_base(
         model.centre.copy_(space.centre)
         model.whitening.copy_(space.whitening)
         model.offset.copy_(space.offset)
-    return _with_head(model, class_weights(space(features), labels, len(classes)), gamma)
+        if kept:
+            places = evenly(kept)
+            model.exemplars.copy_(places.exemplars)
+            model.exemplar_weights.copy_(places.weights)
+    return _with_head(model, class_weights(placed, labels, len(classes)), gamma)
+
+
+def _rehearsed_graft(rehearsal: Rehearsal, gamma: float, room: int) -> GraftRehearsed | None:
+    """What the other method, graft, would do in the same lessons; None where it cannot be told."""
+    if not room:
+        return None
+    graft = rehearsed_with_graft(rehearsal, room)
+    return compared(rehearsal, graft, _limit(graft, gamma))
 
 
 def _limit(rehearsal: Rehearsal, gamma: float) -> Unknown:

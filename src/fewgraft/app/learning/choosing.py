@@ -14,29 +14,31 @@ from fewgraft.errors import FewgraftError, nearest
 from fewgraft.model import GraftRehearsed, ModelCard
 
 METHODS = ("auto", "refine", "graft")
-NOISE = 2.0  # standard errors
+NOISE = 3.0  # standard errors: draws share classes, and so vary less than lessons to come
 
 
 @dataclass(frozen=True)
-class Choice:
+class MethodChoice:
     """What was chosen."""
 
     method: str  # refine or graft
     why: str  # in plain words
 
 
-def choose(card: ModelCard, asked: str) -> Choice:
-    """The method for a lesson of this classifier."""
+def choose(card: ModelCard, asked: str, *, own_settings: bool = False) -> MethodChoice:
+    """The method for a lesson of this classifier; settings of one's own are those of refine."""
     if asked not in METHODS:
         raise FewgraftError(f"there is no method '{asked}'", nearest(asked, METHODS))
     if card.density is not None:
         return _after_graft(asked)
     if card.graft is None or not card.exemplars:
         return _without_exemplars(card, asked)
+    if asked == "auto" and own_settings:
+        return MethodChoice("refine", "its settings were given")
     said = figures(card.graft)
     if asked != "auto":
-        return Choice(asked, f"as asked for; {said}")
-    return Choice("graft" if is_better(card.graft) else "refine", said)
+        return MethodChoice(asked, f"as asked for; {said}")
+    return MethodChoice("graft" if is_better(card.graft) else "refine", said)
 
 
 def is_better(rehearsed: GraftRehearsed) -> bool:
@@ -54,33 +56,33 @@ def figures(rehearsed: GraftRehearsed) -> str:
     )
 
 
-def _after_graft(asked: str) -> Choice:
+def _after_graft(asked: str) -> MethodChoice:
     if asked == "refine":
         raise FewgraftError(
             "this classifier was taught with graft, and its classes are scored by exemplars too",
             "Teach the base classifier with --method refine, or go on with --method graft.",
         )
-    return Choice("graft", "as in earlier lessons")
+    return MethodChoice("graft", "as in earlier lessons")
 
 
-def _without_exemplars(card: ModelCard, asked: str) -> Choice:
+def _without_exemplars(card: ModelCard, asked: str) -> MethodChoice:
     """Classifiers of earlier versions, of few photos, of a head; those taught with refine."""
-    taught = bool(card.lessons)
+    taught = card.stage == "learnt"
     if asked == "graft":
         why = ": earlier lessons were learnt with refine" if taught else ""
         raise FewgraftError(
             f"graft needs exemplars of the old classes, and this classifier keeps none{why}",
             "Teach its base classifier with --method graft."
             if taught
-            else "Run fewgraft base again: it keeps them where lessons can be rehearsed, with six "
-            "classes of three photos each or more.",
+            else "Make it anew with fewgraft base, from photos: it keeps exemplars where there are "
+            "six classes of three photos or more, and no more classes than fit into 3 MB.",
         )
     if asked == "refine":
-        return Choice("refine", "as asked for")
+        return MethodChoice("refine", "as asked for")
     if taught:
-        return Choice("refine", "as in earlier lessons")
-    return Choice(
+        return MethodChoice("refine", "as in earlier lessons")
+    return MethodChoice(
         "refine",
-        "the base classifier keeps no exemplars to compare it with graft; fewgraft base keeps them "
-        "where lessons can be rehearsed",
+        "the classifier keeps no exemplars of its classes, which graft needs; fewgraft base keeps "
+        "them where lessons can be rehearsed",
     )

@@ -1,14 +1,17 @@
 """Features of a few photos per class, which a classifier keeps: bounded in number and in bytes."""
 
+import dataclasses
+
 import torch
 from torch import Tensor
 
 from fewgraft.densities import ClassPlaces, Density
-from fewgraft.methods.graft import Graft
+from fewgraft.methods.graft import Graft, Grafted
 from fewgraft.model import MOST_EXEMPLARS
+from fewgraft.prototypes import direction_logits
 
 FEWEST_EXEMPLARS = 5  # per class: fewer tell no density
-MOST_BYTES = 32 << 20  # of all exemplars, in half precision
+MOST_BYTES = 3_000_000  # of all exemplars of a base classifier, in half precision
 GRAFT = Graft()  # as it is registered
 DENSITY = Density(sharpness=GRAFT.sharpness, weight=GRAFT.density)
 
@@ -41,6 +44,29 @@ def places_of_classes(exemplars: list[Tensor], weights: list[Tensor], most: int)
     return ClassPlaces(kept, shares, DENSITY)
 
 
-def evenly(exemplars: list[Tensor], most: int) -> ClassPlaces:
+def evenly(exemplars: list[Tensor]) -> ClassPlaces:
     """Of directions [m_k, d] per class that all count the same."""
-    return places_of_classes(exemplars, [own.new_ones(len(own)) for own in exemplars], most)
+    weights = [own.new_ones(len(own)) for own in exemplars]
+    return places_of_classes(exemplars, weights, max(map(len, exemplars)))
+
+
+def episode(grafted: Grafted, number: int) -> Grafted:
+    """One of several episodes that were solved together."""
+    own = slice(number, number + 1)
+    return dataclasses.replace(
+        grafted,
+        novel=grafted.novel[own],
+        pictures=grafted.pictures[own],
+        weights=grafted.weights[own],
+    )
+
+
+def kept_scores(grafted: Grafted, most: int, features: Tensor) -> Tensor:
+    """ν [n, N] of directions [n, d] in the only episode, of so many pictures per class.
+
+    So new classes answer once a lesson is over: not all of S and U is kept.
+    """
+    pictures, weights = grafted.pictures[0], grafted.weights[0]
+    places = places_of_classes([pictures] * weights.shape[1], [*weights.T], most)
+    logits = direction_logits(features, grafted.novel[0], grafted.gamma)
+    return logits + grafted.bias + places.scores(features)

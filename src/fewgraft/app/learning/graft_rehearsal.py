@@ -1,10 +1,10 @@
 """The rehearsed lessons once more, with graft: its border, and which method did better.
 
 Classes and photos are those of the other method's lessons, so that differences are paired. Scores
-are divided by γ, as cosines are elsewhere in rehearsals.
+are divided by γ, as cosines are elsewhere in rehearsals. Where graft is behind after a fold, the
+others are spared: it will not be chosen.
 """
 
-import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fewgraft.app.learning.bordering import usual_tolerance
-from fewgraft.app.learning.exemplars import DENSITY, GRAFT, exemplars_of
+from fewgraft.app.learning.exemplars import DENSITY, GRAFT, episode, exemplars_of, kept_scores
 from fewgraft.app.learning.gamma import best_gamma
 from fewgraft.app.learning.rehearsal import (
     SHARES,
@@ -24,6 +24,7 @@ from fewgraft.app.learning.rehearsal import (
     FoldLesson,
     Rehearsal,
     RehearsedLesson,
+    Shares,
 )
 from fewgraft.base_knowledge import knowledge_of
 from fewgraft.border import Border, bias_between
@@ -31,39 +32,51 @@ from fewgraft.densities import ClassPlaces
 from fewgraft.devices import one_thread
 from fewgraft.methods.base import Task
 from fewgraft.methods.graft import Grafted
-from fewgraft.model import MOST_EXEMPLARS, GraftRehearsed, Unknown
+from fewgraft.model import GraftRehearsed, Unknown
 from fewgraft.prototypes import direction_logits
 
 
-def rehearsed_with_graft(done: Rehearsal) -> Rehearsal:
-    """All lessons that were drawn, with graft."""
+def rehearsed_with_graft(done: Rehearsal, most: int) -> Rehearsal:
+    """The lessons that were drawn, with graft and so many exemplars per class."""
     found = Rehearsal()
     with one_thread():
         for fold, draws in done.drawn:
-            GraftFold(fold).rehearse(draws, found)
+            GraftFold(fold, most).rehearse(draws, found)
+            if is_behind(done, found):
+                break
     return found
+
+
+def is_behind(plain: Rehearsal, graft: Rehearsal) -> bool:
+    """Whether graft did no better in the lessons that both have."""
+    both = paired(plain, graft)
+    return both is None or bool(both[:, 1].mean() <= both[:, 0].mean())
 
 
 def compared(plain: Rehearsal, graft: Rehearsal, unknown: Unknown) -> GraftRehearsed | None:
     """Both methods at their own borders, the difference paired over draws of classes."""
-    borders = plain.border(), graft.border()
-    if borders[0] is None or borders[1] is None:
+    border, both = graft.border(), paired(plain, graft)
+    if border is None or both is None:
         return None
-    each = [
-        dict(accuracies(rehearsal, border))
-        for rehearsal, border in zip((plain, graft), borders, strict=True)
-    ]
-    both = np.array([[each[0][draw], each[1][draw]] for draw in each[0]])
     ahead = both[:, 1] - both[:, 0]
     error = ahead.std(ddof=1) / math.sqrt(len(ahead)) if len(ahead) > 1 else 1.0
     return GraftRehearsed(
-        border=borders[1],
+        border=border,
         unknown=unknown,
         refine=round(both[:, 0].mean(), 5),
         graft=round(both[:, 1].mean(), 5),
         error=round(error, 5),
         draws=len(both),
     )
+
+
+def paired(plain: Rehearsal, graft: Rehearsal) -> Shares | None:
+    """Accuracies [draws, 2] of both in the draws that graft has; None where there is no border."""
+    borders = plain.border(), graft.border()
+    if borders[0] is None or borders[1] is None:
+        return None
+    refine, other = dict(accuracies(plain, borders[0])), dict(accuracies(graft, borders[1]))
+    return np.array([[refine[draw], accuracy] for draw, accuracy in other.items()])
 
 
 def accuracies(rehearsal: Rehearsal, border: Border) -> Iterator[tuple[int, float]]:
@@ -97,10 +110,10 @@ def _kinds(rehearsal: Rehearsal, border: Border) -> Iterator[Sequence[RehearsedL
 class GraftFold:
     """A fold whose old classes are places as well."""
 
-    def __init__(self, fold: Fold) -> None:
-        self.fold = fold
+    def __init__(self, fold: Fold, most: int) -> None:
+        self.fold, self.most = fold, most
         self.gamma = best_gamma((fold.cosines, fold.old_labels))
-        own = exemplars_of(fold.kept, fold.kept_labels, len(fold.weights), MOST_EXEMPLARS)
+        own = exemplars_of(fold.kept, fold.kept_labels, len(fold.weights), most)
         self.knowledge = knowledge_of(own)
         exemplars = self.knowledge.exemplars
         self.places = ClassPlaces(exemplars, exemplars.any(-1).float(), DENSITY)
@@ -142,7 +155,7 @@ class GraftFold:
             task = self.task([lessons[place] for place in alike])
             solved = GRAFT.fit(task) if shape[2] else GRAFT.start(task)
             assert isinstance(solved, Grafted)
-            found |= {place: _one(solved, number) for number, place in enumerate(alike)}
+            found |= {place: episode(solved, number) for number, place in enumerate(alike)}
         return [found[place] for place in range(len(lessons))]
 
     def task(self, lessons: Sequence[FoldLesson]) -> Task:
@@ -175,27 +188,11 @@ class GraftFold:
         return RehearsedLesson(
             old_best=best.values / self.gamma,
             old_right=best.indices == self.fold.old_labels[draw.asked],
-            old_novel=_novel(grafted, draw.old) / self.gamma,
+            old_novel=kept_scores(grafted, self.most, draw.old) / self.gamma,
             new_best=torch.cat(new_best) / self.gamma,
-            new_novel=_novel(grafted, torch.cat(new)) / self.gamma,
+            new_novel=kept_scores(grafted, self.most, torch.cat(new)) / self.gamma,
             new_labels=torch.arange(len(new)).repeat_interleave(torch.tensor([*map(len, new)])),
             counts=grafted.weights[0].sum(0),
             share=min(rest.sum().item() / len(rest), 1.0) if len(rest) else 0.0,
             draw=draw.number,
         )
-
-
-def _one(solved: Grafted, number: int) -> Grafted:
-    """One of the episodes."""
-    own = slice(number, number + 1)
-    return dataclasses.replace(
-        solved,
-        novel=solved.novel[own],
-        pictures=solved.pictures[own],
-        weights=solved.weights[own],
-    )
-
-
-def _novel(grafted: Grafted, features: Tensor) -> Tensor:
-    """ν [n, N] of directions [n, d]."""
-    return grafted.scores(features[None], grafted.nearness(features[None]))[0]

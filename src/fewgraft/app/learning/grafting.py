@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fewgraft.app.learning.exemplars import GRAFT, places_of_classes
+from fewgraft.app.learning.exemplars import GRAFT, episode, kept_scores, places_of_classes
 from fewgraft.app.learning.lesson import (
     AS_MANY_AS,
     HELPED,
@@ -32,6 +32,7 @@ from fewgraft.prototypes import directions
 
 LARGEST_UNLABELLED = 4000  # pictures of U that a lesson looks at
 LEFT_OUT_UNLABELLED = 500  # and when an example is left out
+LEFT_OUT_TOGETHER = 8  # examples that are left out in one go, each in turn
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,17 @@ class GraftLesson(Lesson):
     @cached_property
     def new_bias(self) -> float:
         """b of graft."""
-        return self.method.bias(self.task(range(len(self.example_directions)), 0))
+        return self.method.bias(self.task([self.every_example], 0))
+
+    @property
+    def every_example(self) -> list[int]:
+        """Rows of all that the taught classes are learnt from."""
+        return list(range(len(self.example_directions)))
+
+    @property
+    def most(self) -> int:
+        """Exemplars that a class keeps."""
+        return self.places.weights.shape[1]
 
     @cached_property
     def remembered(self) -> tuple[Tensor, Tensor]:
@@ -71,7 +82,7 @@ class GraftLesson(Lesson):
     def exemplars_of(self, place: int) -> Tensor:
         """Directions [m_k, d] of a known class, the weightiest first."""
         there = self.places.weights[place] > 0
-        return self.places.exemplars[place][there].float()
+        return directions(self.places.exemplars[place][there].float())
 
     @cached_property
     def knowledge(self) -> BaseKnowledge:
@@ -83,7 +94,7 @@ class GraftLesson(Lesson):
     def learnt(self, *, with_unlabelled: bool = True) -> "GraftLearnt":
         """The classifier afterwards."""
         most = LARGEST_UNLABELLED if with_unlabelled else 0
-        task = self.task(range(len(self.example_directions)), most)
+        task = self.task([self.every_example], most)
         grafted = self.grafted(task)
         own = task.support.shape[1]
         helped = np.zeros(len(self.unlabelled) if most else 0, np.int16)
@@ -99,32 +110,36 @@ class GraftLesson(Lesson):
         """What the taught classes say of each example [n, N] that is left out of them."""
         most = LEFT_OUT_UNLABELLED if with_unlabelled else 0
         scores, counts = [], []
-        for place in places:
-            kept = [row for row in range(len(self.example_directions)) if row != place]
-            grafted = self.grafted(self.task(kept, most))
-            asked = self.example_directions[None, [place]]
-            scores.append(grafted.scores(asked, grafted.nearness(asked))[0, 0] - grafted.bias)
-            counts.append(grafted.weights[0].sum(0))
+        for start in range(0, len(places), LEFT_OUT_TOGETHER):
+            some = places[start : start + LEFT_OUT_TOGETHER]
+            kept = [[row for row in self.every_example if row != place] for place in some]
+            together = self.grafted(self.task(kept, most))
+            for number, place in enumerate(some):
+                grafted, asked = episode(together, number), self.example_directions[[place]]
+                scores.append(kept_scores(grafted, self.most, asked)[0] - grafted.bias)
+                counts.append(grafted.weights[0].sum(0))
         return torch.stack(scores), torch.stack(counts)
 
     def stride(self, most: int) -> int:
         """Every so-manyth picture of U is looked at."""
         return max(1, -(-len(self.unlabelled) // max(1, most)))
 
-    def task(self, examples: Sequence[int], most: int) -> Task:
-        """With these examples, and no more than so many pictures of U."""
+    def task(self, examples: Sequence[Sequence[int]], most: int) -> Task:
+        """One episode for each set of examples, with no more than so many pictures of U."""
         labels = torch.cat([self.labels, self.remembered[1]])
         rows = self.unlabelled[:: self.stride(most)] if most else self.unlabelled[:0]
         pictures = directions(torch.from_numpy(np.array(rows)))
+        chosen, shape = torch.tensor(examples), (len(examples), -1, -1)
+        base = self.known.logits(pictures)[:, self.others]
         return Task(
             ways=len(self.taught),
-            support=self.example_directions[None, list(examples)],
-            labels=labels[None, list(examples)],
-            unlabelled=pictures[None],
-            base_unlabelled=self.known.logits(pictures)[None][..., self.others],
+            support=self.example_directions[chosen],
+            labels=labels[chosen],
+            unlabelled=pictures.expand(shape),
+            base_unlabelled=base.expand(shape),
             weights=self.known.weights[self.others],
             gamma=self.known.gamma,
-            numbers=torch.zeros(1),
+            numbers=torch.zeros(len(examples)),
             knowledge=self.knowledge,
         )
 
@@ -163,7 +178,7 @@ class GraftLearnt(Learnt):
             else:
                 exemplars.append(pictures)
                 weights.append(own)
-        return places_of_classes(exemplars, weights, before.weights.shape[1])
+        return places_of_classes(exemplars, weights, self.lesson.most)
 
     @property
     def unlabelled_share(self) -> float | None:

@@ -6,7 +6,7 @@ and the server show in their own ways.
 
 import datetime
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -19,7 +19,10 @@ from fewgraft.app.features.labelled import (
     refuse_twins,
 )
 from fewgraft.app.learning.bordering import usual_tolerance
+from fewgraft.app.learning.choosing import MethodChoice, choose
+from fewgraft.app.learning.exemplars import DENSITY
 from fewgraft.app.learning.foreign import ForeignShare, judge_foreign
+from fewgraft.app.learning.grafting import GraftLesson
 from fewgraft.app.learning.hygiene import Material, warnings_of
 from fewgraft.app.learning.judging import (
     Judged,
@@ -31,6 +34,8 @@ from fewgraft.app.learning.judging import (
 from fewgraft.app.learning.lesson import AS_MANY_AS, Known, Lesson
 from fewgraft.app.learning.record import UnlabelledRecord, record_of
 from fewgraft.app.learning.rehearsal import ALPHA, STEPS
+from fewgraft.border import Border
+from fewgraft.densities import ClassPlaces
 from fewgraft.devices import threads_for
 from fewgraft.errors import FewgraftError, nearest
 from fewgraft.model import CosineModel, ModelCard, Unknown
@@ -48,6 +53,7 @@ class LearnSettings:
     unknown: bool = True  # answer "unknown" where nothing fits
     false_rejects: float = 0.05  # share of known pictures that may be answered so
     review: int = 20  # unlabelled pictures to be proposed for labelling
+    method: str = "auto"  # refine, graft, or the one that did better in rehearsal
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,7 @@ class Outcome:
 
     before: CosineModel
     model: CosineModel
+    choice: MethodChoice  # of a method
     taught: tuple[str, ...]
     examples: Mapping[str, tuple[Photo, ...]]  # of each taught class, as far as they could be read
     used_unlabelled: bool
@@ -87,6 +94,7 @@ def learn(
     settings = settings or LearnSettings()
     embed = embedder or Embedder(model)
     check = check or {}
+    choice = choose(model.card, settings.method, own_settings=settings.refinement is not None)
     known = known_of(model)
     _check_names(new, check, known.classes)
     examples, example_failures = embed_classes(embed, new, "examples")
@@ -102,11 +110,13 @@ def learn(
         examples.places(tuple(new)),
         pictures.features,
         settings.refinement or rehearsed_refinement(model),
-        model.card.border,
+        border_of(model.card, choice),
     )
+    if choice.method == "graft":
+        lesson = graft_lesson(model, lesson)
     tolerance = settings.tolerance
     if tolerance is None:
-        tolerance = usual_tolerance(model.card.border)
+        tolerance = usual_tolerance(lesson.border)
     with threads_for(pictures.features.size * len(known.classes)):
         trial = Trial.of(lesson, judged_by, examples, tolerance)
     why_not = trial.harm(tolerance) if len(pictures.features) else ""
@@ -115,7 +125,7 @@ def learn(
     final = chosen.learnt
     line = _line(lesson, used, len(pictures.features))
     unknown = (
-        unknown_below(model.card.unknown, chosen, settings.false_rejects)
+        unknown_below(limit_before(model.card, choice), chosen, settings.false_rejects)
         if settings.unknown
         else None
     )
@@ -123,6 +133,7 @@ def learn(
     return Outcome(
         before=model,
         model=taught,
+        choice=choice,
         taught=lesson.taught,
         examples={name: examples.of(name) for name in new},
         used_unlabelled=used,
@@ -157,15 +168,51 @@ def known_of(model: CosineModel) -> Known:
     """The classifier of a model, over features."""
     card = model.card
     examples = card.examples or (AS_MANY_AS,) * len(card.classes)
-    return Known(card.classes, model.weight.detach(), model.gamma.item(), model.bias, examples)
+    return Known(
+        card.classes, model.weight.detach(), model.gamma.item(), model.bias, examples, model.places
+    )
+
+
+def graft_lesson(model: CosineModel, lesson: Lesson) -> GraftLesson:
+    """The same lesson with graft; what the classifier keeps of its classes counts from now on."""
+    places = model.places or ClassPlaces(model.exemplars, model.exemplar_weights, DENSITY)
+    return GraftLesson(
+        replace(lesson.known, places=places),
+        lesson.taught,
+        lesson.support,
+        lesson.labels,
+        lesson.unlabelled,
+        lesson.config,
+        lesson.border,
+        plain=lesson.known,
+    )
+
+
+def border_of(card: ModelCard, choice: MethodChoice) -> Border | None:
+    """What was rehearsed with the method."""
+    return card.graft.border if choice.method == "graft" and card.graft else card.border
+
+
+def limit_before(card: ModelCard, choice: MethodChoice) -> Unknown | None:
+    """The limit of "unknown" before the lesson, on the scale of the method's scores."""
+    first = choice.method == "graft" and card.density is None
+    return card.graft.unknown if first and card.graft else card.unknown
 
 
 def taught_model(
     model: CosineModel, known: Known, unknown: Unknown | None, line: str
 ) -> CosineModel:
-    """The model with these classes; the backbone is the same one."""
+    """The model with these classes; the backbone is the same one.
+
+    Exemplars stay with a classifier that looks at them: after a lesson without them, nothing is
+    kept of the new classes.
+    """
+    places = known.places
     card: ModelCard = model.card.model_copy(
         update={
+            "exemplars": places.weights.shape[1] if places else 0,
+            "density": places.density if places else None,
+            "graft": model.card.graft if places else None,
             "classes": known.classes,
             "examples": known.examples,
             "biased": bool(known.bias.any()),
@@ -182,6 +229,9 @@ def taught_model(
         taught.whitening.copy_(model.whitening)
         taught.offset.copy_(model.offset)
         taught.bias.copy_(known.bias)
+        if places:
+            taught.exemplars.copy_(places.exemplars)
+            taught.exemplar_weights.copy_(places.weights)
     return taught.eval()
 
 

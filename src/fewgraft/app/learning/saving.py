@@ -67,6 +67,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
     return {
         "taught": {name: len(photos) for name, photos in outcome.examples.items()},
         "classes": len(outcome.model.card.classes),
+        "method": asdict(outcome.choice),
         "tolerance": outcome.tolerance,
         "pile": {
             "photos": len(outcome.unlabelled.photos),

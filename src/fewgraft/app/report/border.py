@@ -1,6 +1,6 @@
 """Where new classes begin: what rehearsed lessons lost and found, as a table."""
 
-from fewgraft.app.learning.learn import Outcome
+from fewgraft.app.learning.learn import Outcome, border_of
 from fewgraft.border import Border, Tradeoff
 from fewgraft.html import Html, boxed, joined, percent, tag
 
@@ -9,7 +9,7 @@ TOLERANCES = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.05)
 
 def border(outcome: Outcome) -> Html:
     """The rehearsed trade-off, or that there is none."""
-    found = outcome.before.card.border
+    found = border_of(outcome.before.card, outcome.choice)
     if found is None:
         text = (
             "No lesson was rehearsed for this classifier: its base has too few photos or was not "

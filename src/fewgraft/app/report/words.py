@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fewgraft.app.learning.learn import Outcome
+from fewgraft.app.learning.learn import Outcome, border_of, limit_before
 from fewgraft.app.report.findings import old_unmeasured
 from fewgraft.html import Html, counted, joined, listed, percent, tag
 from fewgraft.model import Unknown
@@ -12,6 +12,10 @@ HOW_TO_MEASURE = (
     "from. New classes are then held back where the old ones would lose too much."
 )
 MEASURING = "fewgraft learn v1 --new photos/new --check photos/old_val --out v2"
+METHODS = {
+    "refine": "refine: classes are directions, which the pile refines",
+    "graft": "graft: classes are directions, and where their photos lie",
+}
 NAMED = 5  # classes, before the rest is only counted
 
 
@@ -127,7 +131,7 @@ def unknown(outcome: Outcome) -> Html:
 
 def _whence(outcome: Outcome, limit: Unknown) -> str:
     """How the threshold came about, and the beginning of what it costs."""
-    before = outcome.before.card.unknown
+    before = limit_before(outcome.before.card, outcome.choice)
     if limit == before:
         return " It is that of before the lesson. This threshold turns away"
     if before and (limit.pictures, limit.chosen_on) == (before.pictures, before.chosen_on):
@@ -166,6 +170,7 @@ def origin(outcome: Outcome) -> Html:
         "The pile": "It is used only if no fewer new photos are recognised when left out than "
         "without it, and if the old classes lose no more than "
         f"{100 * outcome.tolerance:.2g} percentage points of the check photos.",
+        "Method": f"{METHODS[outcome.choice.method]}. Why: {outcome.choice.why}.",
         "Classifier": f"{card.backbone}, {len(card.classes)} classes",
         "Lessons": "; ".join(card.lessons),
     }
@@ -190,7 +195,7 @@ def _said_of_bias(outcome: Outcome) -> str:
     if not len(new):
         return "None: no class is new."
     by_what = [
-        *(["rehearsed lessons"] if outcome.before.card.border else []),
+        *(["rehearsed lessons"] if border_of(outcome.before.card, outcome.choice) else []),
         *(["the check photos"] if outcome.check else []),
     ]
     if not by_what:
