@@ -1,8 +1,7 @@
 """The rehearsed lessons once more, with graft: its border, and which method did better.
 
 Classes and photos are those of the other method's lessons, so that differences are paired. Scores
-are divided by γ, as cosines are elsewhere in rehearsals. Where graft is behind after a fold, the
-others are spared: it will not be chosen.
+are divided by γ, as cosines are elsewhere in rehearsals.
 """
 
 import math
@@ -42,15 +41,7 @@ def rehearsed_with_graft(done: Rehearsal, most: int) -> Rehearsal:
     with one_thread():
         for fold, draws in done.drawn:
             GraftFold(fold, most).rehearse(draws, found)
-            if is_behind(done, found):
-                break
     return found
-
-
-def is_behind(plain: Rehearsal, graft: Rehearsal) -> bool:
-    """Whether graft did no better in the lessons that both have."""
-    both = paired(plain, graft)
-    return both is None or bool(both[:, 1].mean() <= both[:, 0].mean())
 
 
 def compared(plain: Rehearsal, graft: Rehearsal, unknown: Unknown) -> GraftRehearsed | None:
@@ -71,7 +62,7 @@ def compared(plain: Rehearsal, graft: Rehearsal, unknown: Unknown) -> GraftRehea
 
 
 def paired(plain: Rehearsal, graft: Rehearsal) -> Shares | None:
-    """Accuracies [draws, 2] of both in the draws that graft has; None where there is no border."""
+    """Accuracies [draws, 2] of both in the same draws; None where there is no border."""
     borders = plain.border(), graft.border()
     if borders[0] is None or borders[1] is None:
         return None
