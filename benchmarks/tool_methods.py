@@ -54,8 +54,8 @@ def lessons(photos: PhotoSet, seed: int, shots: list[int], unlabelled: int) -> I
             v1.set_params(method=method)
             v2 = v1.learn(x[task.support], y[task.support], unlabelled=x[task.unlabelled])
             answers = v2.predict(x[np.concatenate([task.old, task.new])])
-            found = 100 * np.array(scores(photos, task, answers))
-            yield Lesson(seed, number, method, *found, v2.outcome_.choice.method, ahead)
+            old, new = (100 * share for share in scores(photos, task, answers))
+            yield Lesson(seed, number, method, old, new, v2.outcome_.choice.method, ahead)
 
 
 def table(name: str, shots: int, done: list[Lesson]) -> str:

@@ -26,6 +26,7 @@ from fewgraft.network import Network, divided
 from fewgraft.prototypes import cosine_logits
 
 LARGEST_UNLABELLED = 2000  # pictures whose activations are kept in memory
+STAYS = "exemplars would not move with the network"
 CAUTION = (
     "the network was adapted with all new photos in view: what is said of left-out ones is "
     "optimistic"
@@ -52,9 +53,7 @@ def learn_adapted(
     check_movable(model)
     embed = partial(Embedder, keep=keep, tracker=tracker, device=device)
     plain = learn(model, new, unlabelled, check, settings, embed(model), foreign)
-    plain = replace(
-        plain, choice=MethodChoice("refine", "exemplars would not move with the network")
-    )
+    plain = replace(plain, choice=MethodChoice("refine", STAYS))
     distinct = plain.unlabelled.photos
     if not distinct:
         return replace(plain, notes=(*plain.notes, "nothing was adapted: there is no pile"))
