@@ -12,7 +12,8 @@ from fewgraft.prototypes import direction_logits
 
 FEWEST_EXEMPLARS = 5  # per class: fewer tell no density
 MOST_BYTES = 3_000_000  # of all exemplars of a base classifier, in half precision
-GRAFT = Graft()  # as it is registered
+# As it is registered, without its rule for the border: here that is rehearsed.
+GRAFT = Graft(strangers=0.0, margin=0.0)
 DENSITY = Density(sharpness=GRAFT.sharpness, weight=GRAFT.density)
 
 
@@ -69,4 +70,4 @@ def kept_scores(grafted: Grafted, most: int, features: Tensor) -> Tensor:
     pictures, weights = grafted.pictures[0], grafted.weights[0]
     places = places_of_classes([pictures] * weights.shape[1], [*weights.T], most)
     logits = direction_logits(features, grafted.novel[0], grafted.gamma)
-    return logits + grafted.bias + places.scores(features)
+    return logits + places.scores(features)

@@ -1,8 +1,8 @@
 """A lesson with the method graft: the benchmark's `Graft`, over features that the tool keeps.
 
 Old classes are directions and places of exemplars. New classes are refined with both and told apart
-in a space of their own (methods/graft.py). The border that graft finds is where the rehearsed one
-begins. Nearness of all pairs of U is in memory, so that a large U is thinned.
+in a space of their own (methods/graft.py). Their border is the rehearsed one. Nearness of all pairs
+of U is in memory, so that a large U is thinned.
 """
 
 import dataclasses
@@ -52,11 +52,6 @@ class GraftLesson(Lesson):
         """Of the known classes."""
         assert self.known.places is not None
         return self.known.places
-
-    @cached_property
-    def new_bias(self) -> float:
-        """b of graft."""
-        return self.method.bias(self.task([self.every_example], 0))
 
     @property
     def every_example(self) -> list[int]:
@@ -116,7 +111,7 @@ class GraftLesson(Lesson):
             together = self.grafted(self.task(kept, most))
             for number, place in enumerate(some):
                 grafted, asked = episode(together, number), self.example_directions[[place]]
-                scores.append(kept_scores(grafted, self.most, asked)[0] - grafted.bias)
+                scores.append(kept_scores(grafted, self.most, asked)[0])
                 counts.append(grafted.weights[0].sum(0))
         return torch.stack(scores), torch.stack(counts)
 

@@ -73,11 +73,6 @@ class Lesson:
         """What answered before the lesson."""
         return self.known
 
-    @property
-    def new_bias(self) -> float:
-        """The bias of new classes before their border is chosen."""
-        return 0.0
-
     @cached_property
     def classes(self) -> tuple[str, ...]:
         """All classes afterwards: the old ones in their places, then the new ones."""
@@ -297,7 +292,7 @@ class Learnt:
             else:
                 classes.append(name)
                 weights.append(weight)
-                bias.append(own + self.lesson.new_bias)
+                bias.append(own)
                 examples.append(count)
         return Known(
             tuple(classes),
@@ -356,7 +351,7 @@ def left_out_examples(lesson: Lesson, *, with_unlabelled: bool) -> LeftOut:
         own, counts = lesson.left_out_scores(places, with_unlabelled=with_unlabelled)
     support, known = lesson.support[places], lesson.known
     new = len(lesson.classes) - len(known.classes)
-    bias = torch.cat([known.bias, torch.full((new,), lesson.new_bias)])[lesson.taught_places]
+    bias = torch.cat([known.bias, torch.zeros(new)])[lesson.taught_places]
     logits = torch.cat([known.logits(support), own.new_zeros(len(own), new)], dim=-1)
     logits[:, lesson.taught_places] = own + bias
     return LeftOut(places, logits, counts)
