@@ -17,6 +17,7 @@ from fewgraft.prototypes import directions
 ITSELF = 0.99999  # cosine from which two pictures are the same one
 AT_A_TIME = 1024  # pictures whose nearness to all exemplars is in memory together
 TINY = 1e-12
+LARGEST_EXPONENT = 80.0  # whose power of e single precision has room for
 
 
 class Density(BaseModel):
@@ -61,5 +62,9 @@ def densities(features: Tensor, exemplars: Tensor, weights: Tensor, sharpness: f
 
 
 def log_density(mean: Tensor, sharpness: float) -> Tensor:
-    """The log of a mean nearness, which is at least e^−κ: that of a right angle."""
-    return (mean + math.exp(-sharpness)).log()
+    """log(mean + e^−κ) of a mean nearness: e^−κ is that of a right angle.
+
+    In units of e^−κ, as ONNX exporters take so small a number for 0 and drop it.
+    """
+    unit = min(sharpness, LARGEST_EXPONENT)
+    return (mean * math.exp(unit) + math.exp(unit - sharpness)).log() - unit

@@ -39,7 +39,7 @@ def places_of_classes(exemplars: list[Tensor], weights: list[Tensor], most: int)
     kept = torch.zeros(len(exemplars), most, width, dtype=torch.half)
     shares = torch.zeros(len(exemplars), most, dtype=torch.half)
     for place, (own, weight) in enumerate(zip(exemplars, weights, strict=True)):
-        best = weight.topk(min(most, len(own))).indices
+        best = weight.argsort(descending=True, stable=True)[:most]
         kept[place, : len(best)] = own[best].half()
         shares[place, : len(best)] = weight[best].half()
     return ClassPlaces(kept, shares, DENSITY)
