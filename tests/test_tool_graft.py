@@ -306,14 +306,16 @@ def test_accuracies_are_paired_over_the_same_lessons() -> None:
         k: len(v) for k, v in graft.plain.items()
     }
     nothing = Unknown(threshold=0, false_rejects=0, pictures=0, chosen_on="")
-    found = compared(plain, graft, nothing)
+    border = plain.border()
+    assert border is not None
+    found = compared(plain, border, graft, nothing)
     assert found is not None
     assert found.draws == 18
-    same = compared(plain, plain, nothing)
+    same = compared(plain, border, plain, nothing)
     assert same is not None
     assert (same.refine, same.error) == (same.graft, 0)
     assert same.refine == pytest.approx(found.refine)
-    assert compared(plain, Rehearsal(), nothing) is None
+    assert compared(plain, border, Rehearsal(), nothing) is None
 
 
 def test_a_rehearsed_lesson_scores_as_a_lesson_does() -> None:

@@ -212,15 +212,16 @@ def _rehearsed_base(
     shrinkage, rehearsal = _rehearsed(features, labels, len(classes), tracker)
     space = space_of(features, labels, len(classes), shrinkage=shrinkage)
     gamma = rehearsal.gamma()
+    border = rehearsal.border()
     room = room_for(len(classes), features.shape[1])
-    graft = _rehearsed_graft(rehearsal, gamma, room)
+    graft = _rehearsed_graft(rehearsal, border, gamma, room)
     placed = space(features)
     kept = exemplars_of(placed, labels, len(classes), room) if graft else []
     card = _base_card(backbone, classes, labels).model_copy(
         update={
             "whitened": True,
             "unknown": _limit(rehearsal, gamma),
-            "border": rehearsal.border(),
+            "border": border,
             "exemplars": max(map(len, kept), default=0),
             "graft": graft,
             "metrics": {
@@ -241,12 +242,14 @@ def _rehearsed_base(
     return _with_head(model, class_weights(placed, labels, len(classes)), gamma)
 
 
-def _rehearsed_graft(rehearsal: Rehearsal, gamma: float, room: int) -> GraftRehearsed | None:
+def _rehearsed_graft(
+    rehearsal: Rehearsal, border: Border | None, gamma: float, room: int
+) -> GraftRehearsed | None:
     """What the other method, graft, would do in the same lessons; None where it cannot be told."""
-    if not room:
+    if border is None or not room:
         return None
     graft = rehearsed_with_graft(rehearsal, room)
-    return compared(rehearsal, graft, _limit(graft, gamma))
+    return compared(rehearsal, border, graft, _limit(graft, gamma))
 
 
 def _limit(rehearsal: Rehearsal, gamma: float) -> Unknown:

@@ -8,7 +8,6 @@ from torch import Tensor
 from fewgraft.densities import ClassPlaces, Density
 from fewgraft.methods.graft import Graft, Grafted
 from fewgraft.model import MOST_EXEMPLARS
-from fewgraft.prototypes import direction_logits
 
 FEWEST_EXEMPLARS = 5  # per class: fewer tell no density
 MOST_BYTES = 3_000_000  # of all exemplars of a base classifier, in half precision
@@ -62,12 +61,13 @@ def episode(grafted: Grafted, number: int) -> Grafted:
     )
 
 
-def kept_scores(grafted: Grafted, most: int, features: Tensor) -> Tensor:
-    """ν [n, N] of directions [n, d] in the only episode, of so many pictures per class.
+def thinned(grafted: Grafted, most: int) -> Grafted:
+    """With the weightiest pictures of each class alone, as they are kept once a lesson is over."""
+    order = grafted.weights.argsort(dim=1, descending=True, stable=True)[:, :most]
+    kept = torch.zeros_like(grafted.weights, dtype=torch.bool).scatter_(1, order, True)
+    return dataclasses.replace(grafted, weights=grafted.weights * kept)
 
-    So new classes answer once a lesson is over: not all of S and U is kept.
-    """
-    pictures, weights = grafted.pictures[0], grafted.weights[0]
-    places = places_of_classes([pictures] * weights.shape[1], [*weights.T], most)
-    logits = direction_logits(features, grafted.novel[0], grafted.gamma)
-    return logits + places.scores(features)
+
+def novel_scores(grafted: Grafted, features: Tensor) -> Tensor:
+    """ν [n, N] of directions [n, d] in the only episode."""
+    return grafted.scores(features[None], grafted.nearness(features[None]))[0]

@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 
 from fewgraft.app.learning.bordering import usual_tolerance
-from fewgraft.app.learning.exemplars import DENSITY, GRAFT, episode, exemplars_of, kept_scores
+from fewgraft.app.learning.exemplars import (
+    DENSITY,
+    GRAFT,
+    episode,
+    exemplars_of,
+    novel_scores,
+    thinned,
+)
 from fewgraft.app.learning.gamma import best_gamma
 from fewgraft.app.learning.rehearsal import (
     SHARES,
@@ -23,7 +30,6 @@ from fewgraft.app.learning.rehearsal import (
     FoldLesson,
     Rehearsal,
     RehearsedLesson,
-    Shares,
 )
 from fewgraft.base_knowledge import knowledge_of
 from fewgraft.border import Border, bias_between
@@ -44,30 +50,25 @@ def rehearsed_with_graft(done: Rehearsal, most: int) -> Rehearsal:
     return found
 
 
-def compared(plain: Rehearsal, graft: Rehearsal, unknown: Unknown) -> GraftRehearsed | None:
-    """Both methods at their own borders, the difference paired over draws of classes."""
-    border, both = graft.border(), paired(plain, graft)
-    if border is None or both is None:
+def compared(
+    plain: Rehearsal, border: Border, graft: Rehearsal, unknown: Unknown
+) -> GraftRehearsed | None:
+    """Both methods at their own borders, that of refine given, paired over draws of classes."""
+    own = graft.border()
+    if own is None:
         return None
+    refine = dict(accuracies(plain, border))
+    both = np.array([[refine[draw], accuracy] for draw, accuracy in accuracies(graft, own)])
     ahead = both[:, 1] - both[:, 0]
     error = ahead.std(ddof=1) / math.sqrt(len(ahead)) if len(ahead) > 1 else 1.0
     return GraftRehearsed(
-        border=border,
+        border=own,
         unknown=unknown,
         refine=round(both[:, 0].mean(), 5),
         graft=round(both[:, 1].mean(), 5),
         error=round(error, 5),
         draws=len(both),
     )
-
-
-def paired(plain: Rehearsal, graft: Rehearsal) -> Shares | None:
-    """Accuracies [draws, 2] of both in the same draws; None where there is no border."""
-    borders = plain.border(), graft.border()
-    if borders[0] is None or borders[1] is None:
-        return None
-    refine, other = dict(accuracies(plain, borders[0])), dict(accuracies(graft, borders[1]))
-    return np.array([[refine[draw], accuracy] for draw, accuracy in other.items()])
 
 
 def accuracies(rehearsal: Rehearsal, border: Border) -> Iterator[tuple[int, float]]:
@@ -176,12 +177,13 @@ class GraftFold:
         new = [draw.new[place][n:] for place, n in used]
         new_best = [answers[draw.number][place][n:] for place, n in used]
         rest = grafted.weights[0, len(lesson.labels) :]
+        novel = novel_scores(thinned(grafted, self.most), torch.cat([draw.old, *new]))
         return RehearsedLesson(
             old_best=best.values / self.gamma,
             old_right=best.indices == self.fold.old_labels[draw.asked],
-            old_novel=kept_scores(grafted, self.most, draw.old) / self.gamma,
+            old_novel=novel[: len(draw.old)] / self.gamma,
             new_best=torch.cat(new_best) / self.gamma,
-            new_novel=kept_scores(grafted, self.most, torch.cat(new)) / self.gamma,
+            new_novel=novel[len(draw.old) :] / self.gamma,
             new_labels=torch.arange(len(new)).repeat_interleave(torch.tensor([*map(len, new)])),
             counts=grafted.weights[0].sum(0),
             share=min(rest.sum().item() / len(rest), 1.0) if len(rest) else 0.0,

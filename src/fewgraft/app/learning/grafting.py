@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fewgraft.app.learning.exemplars import GRAFT, episode, kept_scores, places_of_classes
+from fewgraft.app.learning.exemplars import GRAFT, episode, novel_scores, places_of_classes, thinned
 from fewgraft.app.learning.lesson import (
     AS_MANY_AS,
     HELPED,
@@ -109,10 +109,11 @@ class GraftLesson(Lesson):
             some = places[start : start + LEFT_OUT_TOGETHER]
             kept = [[row for row in self.every_example if row != place] for place in some]
             together = self.grafted(self.task(kept, most))
+            counts += [*together.weights.sum(1)]
+            together = thinned(together, self.most)
             for number, place in enumerate(some):
-                grafted, asked = episode(together, number), self.example_directions[[place]]
-                scores.append(kept_scores(grafted, self.most, asked)[0])
-                counts.append(grafted.weights[0].sum(0))
+                asked = self.example_directions[[place]]
+                scores.append(novel_scores(episode(together, number), asked)[0])
         return torch.stack(scores), torch.stack(counts)
 
     def stride(self, most: int) -> int:
