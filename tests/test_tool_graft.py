@@ -36,6 +36,7 @@ from fewgraft.app.learning.learn import LearnSettings, Outcome, learn
 from fewgraft.app.learning.lesson import Known, left_out_examples
 from fewgraft.app.learning.predicting import predict
 from fewgraft.app.learning.rehearsal import Rehearsal, RehearsedLesson, rehearse
+from fewgraft.app.learning.saving import save_outcome
 from fewgraft.app.report.page import report_page
 from fewgraft.app.server.answers import answer
 from fewgraft.base_knowledge import knowledge_of
@@ -535,6 +536,23 @@ def test_files_of_before(
     assert (again.method, again.why) == ("refine", "as in earlier lessons")
     with pytest.raises(FewgraftError, match="earlier lessons were learnt with refine"):
         choose(learnt.model.card, "graft")
+
+
+def test_a_write_that_breaks_off_leaves_nothing(
+    outcome: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(tensors: dict[str, Tensor], path: Path) -> None:
+        assert "exemplars" in tensors
+        path.write_bytes(b"half of it")
+        raise OSError("no space left")
+
+    monkeypatch.setattr("fewgraft.model.save_file", breaks)
+    with pytest.raises(FewgraftError, match="no space left"):
+        save_outcome(outcome, tmp_path / "v2")
+    assert not list(tmp_path.iterdir())
+    monkeypatch.undo()
+    save_outcome(outcome, tmp_path / "v2")
+    assert weights_hash(load_model(tmp_path / "v2")) == weights_hash(outcome.model)
 
 
 def without_exemplars(folder: Path) -> None:
