@@ -20,7 +20,7 @@ from fewgraft.app.features.embedding import Embedder
 from fewgraft.app.learning import base
 from fewgraft.app.learning.adapting import learn_adapted
 from fewgraft.app.learning.base import build_base, model_of_backbone
-from fewgraft.app.learning.choosing import NOISE, choose, is_better
+from fewgraft.app.learning.choosing import NOISE, MethodChoice, choose, is_better
 from fewgraft.app.learning.exemplars import (
     DENSITY,
     FEWEST_EXEMPLARS,
@@ -32,7 +32,7 @@ from fewgraft.app.learning.exemplars import (
 )
 from fewgraft.app.learning.graft_rehearsal import GraftFold, compared, rehearsed_with_graft
 from fewgraft.app.learning.grafting import GraftLesson
-from fewgraft.app.learning.learn import LearnSettings, Outcome, learn
+from fewgraft.app.learning.learn import LearnSettings, Outcome, learn, limit_before
 from fewgraft.app.learning.lesson import Known, left_out_examples
 from fewgraft.app.learning.predicting import predict
 from fewgraft.app.learning.rehearsal import Rehearsal, RehearsedLesson, rehearse
@@ -365,9 +365,13 @@ def test_the_limit_of_unknown_is_on_the_scale_of_the_scores() -> None:
     card = v1.model_.card
     assert card.graft is not None
     assert card.unknown is not None
+    graft = MethodChoice("graft", "")
+    assert limit_before(card, graft) == card.graft.unknown
+    assert limit_before(card, MethodChoice("refine", "")) == card.unknown
     v2 = taught(v1, x, y, 9, 10, 11)
     limit = v2.model_.card.unknown
     assert limit is not None
+    assert limit_before(v2.model_.card, graft) == limit, "from the second lesson on it is its own"
     assert limit.threshold <= card.graft.unknown.threshold < card.unknown.threshold
     answers = v2.set_params(unknown=True)._logits(x.numpy()).amax(-1) < limit.threshold
     assert answers.double().mean() < 0.15
