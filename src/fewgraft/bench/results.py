@@ -143,6 +143,7 @@ class Rows(Generic[AnyRow, AnyScores]):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._parsed: dict[bytes, AnyRow] = {}  # a run reads the table twice per row
 
     def rows(self) -> list[AnyRow]:
         """All rows in the order they were made; of rows with the same name, the last one."""
@@ -154,7 +155,7 @@ class Rows(Generic[AnyRow, AnyScores]):
             *lines, _ = read_whole(path, LARGEST).split(b"\n")  # after the last line end: torn
         for number, line in enumerate(lines, 1):
             try:
-                row: AnyRow = self.row_kind.model_validate_json(line)
+                row = self._row(line)
             except ValidationError as error:
                 raise FewgraftError(
                     f"{path}, line {number} is damaged: {first_problem(error)}",
@@ -162,6 +163,11 @@ class Rows(Generic[AnyRow, AnyScores]):
                 ) from None
             found[row.id] = row
         return list(found.values())
+
+    def _row(self, line: bytes) -> AnyRow:
+        if line not in self._parsed:
+            self._parsed[line] = self.row_kind.model_validate_json(line)
+        return self._parsed[line]
 
     def find(self, name: str) -> AnyRow | None:
         """The row of exactly this name, if it is there."""

@@ -10,6 +10,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -281,14 +282,19 @@ class Method(ABC):
 
     def _check_value(self, name: str, value: Any) -> None:
         """Of the right kind, and a number that is one."""
-        kind = get_type_hints(type(self))[name]
-        any_kind = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
         try:
-            TypeAdapter(kind, config=any_kind).validate_python(value, strict=True)
+            _adapter(type(self), name).validate_python(value, strict=True)
         except ValidationError as error:
             raise FewgraftError(f"hyper-parameter '{name}': {first_problem(error)}") from None
         if isinstance(value, (int, float)) and abs(value) > LARGEST_VALUE:
             raise FewgraftError(f"hyper-parameter '{name}' is beyond ±{LARGEST_VALUE:,.0f}")
+
+
+@cache
+def _adapter(method: type[Method], name: str) -> TypeAdapter[Any]:
+    """That checks a hyper-parameter."""
+    any_kind = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
+    return TypeAdapter(get_type_hints(method)[name], config=any_kind)
 
 
 @dataclass(frozen=True)
