@@ -1,5 +1,6 @@
 """Every reader gives a result or a `FewgraftError`, whatever is in its files."""
 
+import contextlib
 import io
 import json
 import os
@@ -25,6 +26,7 @@ from campaign.attack import fewgraft
 from campaign.kinds import READERS, Reader
 from campaign.layouts import MINI_TABLES, mini_tables, photo_tree
 from campaign.readers import ATTACKS, COMMANDS, Damage, why_not_clean
+from fewgraft import cli
 from fewgraft.backbones import backbone_spec, onnx_trial
 from fewgraft.data.memory_limit import at_most_more
 from fewgraft.data.npz import npz_rows
@@ -424,4 +426,25 @@ def test_ctrl_c_ends_without_a_traceback(tmp_path: Path) -> None:
     finally:
         process.kill()
     assert "Traceback" not in said
-    assert process.returncode == 130
+    assert process.returncode == 130, said
+
+
+@pytest.mark.parametrize("error", [FewgraftError("not weights"), OSError("cut"), ValueError("no")])
+def test_ctrl_c_that_a_library_makes_another_error_of(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def read() -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        raise error
+
+    monkeypatch.setattr(cli, "app", read)
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ended.value.code == 130
+    assert "error" not in capsys.readouterr().err

@@ -63,24 +63,29 @@ def main() -> None:
     try:
         clear_leftovers()
         app()
-    except FewgraftError as error:
-        _end(error.problem, error.hint)
     except KeyboardInterrupt:
         sys.exit(130)
-    except OSError as error:  # a full disk, a name that is too long, a folder that is closed
-        _end(f"{error.filename}: {why(error)}" if error.filename else why(error))
-    except UnicodeError as error:
-        _end(f"a name or text is not valid: {why(error)}")
     except Exception as error:
         if interrupts:
             sys.exit(130)
-        if _lacks_memory(error):
-            _end("there is not enough memory for this")
+        _explain(error)
         raise
 
 
+def _explain(error: Exception) -> None:
+    """End with what is wrong, where it is known; else return."""
+    if isinstance(error, FewgraftError):
+        _end(error.problem, error.hint)
+    if isinstance(error, OSError):  # a full disk, a name that is too long, a folder that is closed
+        _end(f"{error.filename}: {why(error)}" if error.filename else why(error))
+    if isinstance(error, UnicodeError):
+        _end(f"a name or text is not valid: {why(error)}")
+    if _lacks_memory(error):
+        _end("there is not enough memory for this")
+
+
 def _noted_interrupts() -> list[int]:
-    """Filled by Ctrl-C: a library that is being imported may make another exception of it."""
+    """Filled by Ctrl-C: a library that imports or reads a file may make another error of it."""
     noted: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
