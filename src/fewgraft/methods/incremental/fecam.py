@@ -38,7 +38,7 @@ class FeCAM(Method):
     uses_base_features = True
     changes_base = True
     at_a_time = 50  # what base classes give is computed once for all of these
-    search: ClassVar[Search] = {"shrinkage": (0.3, 1.0, 3.0, 10.0, 100.0)}
+    search: ClassVar[Search] = {"shrinkage": (0.3, 1.0, 3.0, 10.0, 100.0, 1e3, 1e4)}
 
     shrinkage: float = 1.0  # γ₁ = γ₂
 
