@@ -184,6 +184,25 @@ def test_curves_have_their_intervals_as_bands() -> None:
         assert texts == ["A, δ 10.0", "B, δ 10.0"]
 
 
+@pytest.mark.parametrize("methods", [1, 4, 14])
+def test_names_of_methods_leave_room_for_curves(methods: int) -> None:
+    swept = made_up()
+    curves = tuple(
+        dataclasses.replace(swept.curves[0], title=f"method {n}") for n in range(methods)
+    )
+    figure = draw_sweeps([dataclasses.replace(swept, curves=curves)])
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    assert axes.bbox.height > figure.bbox.height / 2
+    legend = axes.get_legend()
+    assert legend is not None
+    box = legend.get_window_extent()
+    assert not box.overlaps(axes.xaxis.label.get_window_extent())
+    assert not box.overlaps(axes.bbox)
+    assert figure.bbox.y0 <= box.y0
+    assert box.x1 <= figure.bbox.x1
+
+
 def test_a_figure_is_never_parted_from_its_words(tmp_path: Path) -> None:
     text = str(made_up())
     assert "A 10.00 ± 0.50" in text

@@ -231,7 +231,8 @@ def sweep_table(swept: Swept) -> Table:
 
 def draw_sweeps(sweeps: Sequence[Swept]) -> Figure:
     """A panel a sweep, intervals as bands."""
-    figure = Figure(figsize=(5.4 * len(sweeps), 4.2), layout="constrained")
+    width = 5.4 if len(sweeps[0].curves) <= MOST_COLUMNS else 8.0
+    figure = Figure(figsize=(width * len(sweeps), 4.2), layout="constrained")
     panels = figure.subplots(1, len(sweeps), sharey=True, squeeze=False)[0]
     for axes, swept in zip(panels, sweeps, strict=True):
         _draw_panel(axes, swept)
@@ -262,7 +263,10 @@ def _draw_panel(axes: Axes, swept: Swept) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(6))
     axes.grid(axis="y", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False)
+    # Below the panel a few names; beside it many, which would leave it no height.
+    many = len(swept.curves) > MOST_COLUMNS
+    place, anchor = ("center left", (1, 0.5)) if many else ("upper center", (0.5, -0.16))
+    axes.legend(loc=place, bbox_to_anchor=anchor, frameon=False)
 
 
 def _listed(values: Sequence[float]) -> str:

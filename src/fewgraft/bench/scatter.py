@@ -22,6 +22,7 @@ from fewgraft.metrics import Interval
 
 BASELINE = ("meta-inc-baseline", "incremental")
 # Where a name may be: points of distance from its own point, and angles, to the right first.
+GAP = 4  # pixels between names in a line
 DISTANCES = (6, 16, 28, 42, 58, 76, 96)
 TURNS = tuple(math.radians(turn) for turn in (0, 180, 30, -30, 150, -150, 60, -60, 120, -120))
 BETTER, WORSE, REFERENCE = "#0072b2", "#d55e00", "#000000"
@@ -147,7 +148,7 @@ def label_points(axes: Axes, points: Sequence[Point]) -> None:
             )
             label.set_in_layout(False)
             label.update_positions(renderer)
-            box = Text.get_window_extent(label, renderer)  # without the line
+            box = Text.get_window_extent(label, renderer).padded(GAP, 0)  # without the line
             inside = axes.bbox.x0 < box.x0 and box.x1 < axes.bbox.x1 and axes.bbox.y0 < box.y0
             if inside and not box.count_overlaps(taken):
                 taken.append(box)
