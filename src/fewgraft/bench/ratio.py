@@ -263,10 +263,10 @@ def _draw_panel(axes: Axes, swept: Swept) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(6))
     axes.grid(axis="y", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    # Below the panel a few names; beside it many, which would leave it no height.
-    many = len(swept.curves) > MOST_COLUMNS
-    place, anchor = ("center left", (1, 0.5)) if many else ("upper center", (0.5, -0.16))
-    axes.legend(loc=place, bbox_to_anchor=anchor, frameon=False)
+    if len(swept.curves) <= MOST_COLUMNS:
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False)
+    else:  # below the panel they would leave it no height
+        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
 
 
 def _listed(values: Sequence[float]) -> str:
