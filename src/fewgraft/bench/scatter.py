@@ -21,8 +21,8 @@ from fewgraft.errors import FewgraftError
 from fewgraft.metrics import Interval
 
 BASELINE = ("meta-inc-baseline", "incremental")
-# Where a name may be: points of distance from its own point, and angles, to the right first.
 GAP = 4  # pixels between names in a line
+# Where a name may be: points of distance from its own point, and angles, to the right first.
 DISTANCES = (6, 16, 28, 42, 58, 76, 96)
 TURNS = tuple(math.radians(turn) for turn in (0, 180, 30, -30, 150, -150, 60, -60, 120, -120))
 BETTER, WORSE, REFERENCE = "#0072b2", "#d55e00", "#000000"

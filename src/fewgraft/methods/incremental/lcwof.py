@@ -37,6 +37,12 @@ class HeadCalibration(Method):
 
     uses_base_features = True
     search: ClassVar[Search] = {
+        "temperature": (2.0, 4.0, 8.0),
+        "lr": (0.001, 0.003, 0.01, 0.03),
+        "calibration_lr": (0.001, 0.003, 0.01, 0.03),
+    }
+    # In one episode a wider search by coordinates ends in a worse place.
+    over_sessions: ClassVar[Search] = {
         "temperature": (0.5, 1.0, 2.0, 4.0, 8.0),
         "lr": (1e-4, 3e-4, 0.001, 0.003, 0.01, 0.03),
         "calibration_lr": (0.001, 0.003, 0.01, 0.03, 0.1, 0.3),
